@@ -16,6 +16,11 @@ PLUGIN = Plugin(
         "debug": "ajet.backbone.descriptors:DEBUG",
         "local": "ajet.backbone.descriptors:LOCAL",
     },
+    engines={
+        "auto": "ajet.engine.drivers:TransformersDriver",
+        "transformers": "ajet.engine.drivers:TransformersDriver",
+        "endpoint": "ajet.engine.endpoint:EndpointEngine",
+    },
     algorithms={
         "grpo": "ajet.algorithm.grpo:Grpo",
         "rloo": "ajet.algorithm.rloo:Rloo",

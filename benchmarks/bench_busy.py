@@ -32,10 +32,10 @@ from bench_engine import by_engine
 from bench_memory import ADDITION, PROMPT, REPEATS, REPLY, batch
 from ratios import kept
 
-from ajet.backbone.local.backbone import open_engine
 from ajet.backbone.local.machine import bound_kernel_caches
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import load_experiment
+from ajet.engine.drivers import find_driver
 from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_model
 from ajet.engine.thread_count import adjust_threads, choose_threads
@@ -74,7 +74,7 @@ def make_step() -> Callable[[], None]:
     assert config.model.path is not None
     source = locate_model(config.model.path)
     trainer = Trainer(load_model(source, dtype=torch.bfloat16, device=CPU), config)
-    engine = open_engine(config, source, trainer.policy)
+    engine = find_driver(config).open_trained(config, source, trainer.policy.model, trainer.policy.changed, None)
     vocabulary = int(trainer.policy.forward.head.weight.shape[0])
     draw = np.random.default_rng(0)
     prompts = [draw.integers(0, vocabulary, PROMPT).astype(np.int32) for _ in range(GROUPS * REPEATS)]

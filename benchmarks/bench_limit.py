@@ -41,11 +41,11 @@ from ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, upd
 from processor_peak import peak_of
 from ratios import kept
 
-from ajet.backbone.local.backbone import open_engine
 from ajet.backbone.local.machine import bound_kernel_caches, choose_device
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import load_experiment
 from ajet.engine.dimensions import Dimensions, read_dimensions, read_model_size
+from ajet.engine.drivers import find_driver
 from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_model, prepare_folder
 from ajet.record.console import format_bytes
@@ -185,7 +185,7 @@ def main() -> int:
     assert of is not None and size is not None, "no dense decoder, or one whose files do not say its dimensions"
     dtype = getattr(torch, args.dtype)
     trainer = Trainer(load_model(source, dtype=dtype, device=device), config)
-    engine = open_engine(config, source, trainer.policy)
+    engine = find_driver(config).open_trained(config, source, trainer.policy.model, trainer.policy.changed, None)
     todo = phases(trainer, engine, of, of.vocabulary)
     paces: list[Pace] = []
     with Peak() as peak:

@@ -31,7 +31,8 @@ from ratios import kept
 from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_model, prepare_folder
 from ajet.engine.transformers import TransformersEngine
-from ajet.engine.vllm import VllmEngine
+from ajet_vllm.driver import load_engine
+from ajet_vllm.launch import VllmLaunch
 
 
 def spent() -> float:
@@ -64,10 +65,8 @@ def main() -> int:
     most, length = max(args.batches), PROMPT + args.new_tokens
     ours = TransformersEngine(model, max_num_seqs=most, max_model_len=length)
     began, used = time.perf_counter(), spent()
-    theirs = VllmEngine(
-        prepare_folder(source), dtype=dtype, device=args.device, max_num_seqs=most, max_model_len=length,
-        threads=args.threads,
-    )  # fmt: skip
+    folder, device = prepare_folder(source), torch.device(args.device)
+    theirs = load_engine()(VllmLaunch(folder, dtype, device, most, length, threads=args.threads))
     started = time.perf_counter() - began, spent() - used
     where = f"{args.model} {args.dtype} {args.device}, {args.threads} threads"
     print(f"{where}, prompts of {PROMPT} tokens, {args.new_tokens} new ones")

@@ -36,7 +36,7 @@ class Part:
 
 
 FAULTS, LEARNS, CONTRACT, TUTORIALS = "tests/faults", "tests/learns", "tests/contract", "tests/tutorials"
-VERL = "plugins/ajet_verl/tests"
+VERL, VLLM = "plugins/ajet_verl/tests", "plugins/ajet_vllm/tests"
 PACKAGES = ("algorithm", "backbone", "benchmarks", "commands", "scripts", "store", "workflow")
 """Folders of tests by package that have extra slow ones."""
 PARTS = (
@@ -50,10 +50,10 @@ PARTS = (
     Part("products", 1260, (CONTRACT, "tests/docs", "plugins"), boots=False),
     Part("oldest and newest Python", 400, ("tests/installs/test_fresh_pythons.py",), boots=False),
     Part("newest packages", 900, ("tests/installs/test_newest_packages.py",), boots=False),
-    Part("vllm", 1800, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
-                       f"{CONTRACT}/test_followed_vllm.py", f"{CONTRACT}/test_deploy_vllm.py",
-                       f"{CONTRACT}/test_newest_vllm.py", f"{LEARNS}/test_vllm_learns.py"), boots=True),
-    Part("sglang", 400, (f"{CONTRACT}/test_real_sglang.py",), boots=True),
+    Part("vllm", 1800, (f"{VLLM}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
+                       f"{VLLM}/test_server_follower_vllm.py", f"{CONTRACT}/test_deploy_vllm.py",
+                       f"{VLLM}/test_versions_newest.py", f"{VLLM}/test_engine_learns.py"), boots=True),
+    Part("sglang", 400, (f"{VLLM}/test_sglang_server_real.py",), boots=True),
     Part("tutorial", 1700, (f"{TUTORIALS}/test_example_agentrl.py", f"{TUTORIALS}/test_example_verifiers.py",
                             f"{TUTORIALS}/test_mcp_agent_learns.py", f"{TUTORIALS}/test_rubrics_learn.py",
                             f"{TUTORIALS}/test_learn2ask.py"),

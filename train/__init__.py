@@ -5,7 +5,7 @@ Each package below also finds modules of AWorld's wheel, or of the user's projec
 
 from pkgutil import extend_path
 
-from ajet_aworld.startup import start
+from ajet_aworld.packages import install_finders
 
-start()  # from here on AWorld's import is quiet, also in a script that ajet does not start
+install_finders()  # from here on AWorld's import is quiet, also in a script that ajet does not start
 __path__ = extend_path(__path__, __name__)

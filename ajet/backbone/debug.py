@@ -97,7 +97,7 @@ class DebugBackbone(UntrainedBackbone):
             self.engine, self.watch = chat, chat.watch
             return
         from ajet.engine.adapters import load_adapters
-        from ajet.engine.sampler import open_sampler
+        from ajet.engine.drivers import open_sampler
 
         self.adapters = load_adapters(experiment.ajet, experiment.base)
         engine, self.tokenizer = open_sampler(experiment.ajet, base=experiment.base)

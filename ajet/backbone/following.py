@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.debug import UntrainedBackbone
 from ajet.engine.adapters import Adapters
-from ajet.engine.follower import open_follower
+from ajet.engine.drivers import open_follower
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -42,7 +42,7 @@ class FollowingBackbone(UntrainedBackbone):
         *,
         is_leader: bool = True,
     ) -> bool:
-        """Load the weights of a policy version into the engine, as `ajet.engine.follower` describes.
+        """Load the weights of a policy version into the engine, as `ajet.engine.drivers` describes.
 
         Args:
             folder: Folder of the weights. None for the weights of model.path.

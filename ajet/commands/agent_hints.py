@@ -26,12 +26,13 @@ from ajet.schema.task import extract_text
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet.workflow import Workflow
 
 
 _FIELD = "main_query"
 
 
-def list_hints(experiment: Experiment, episodes: Sequence[Episode], workflow: type[object] | None) -> list[str]:
+def list_hints(experiment: Experiment, episodes: Sequence[Episode], workflow: type[Workflow] | None) -> list[str]:
     """Return all hints on the episodes of a debug run."""
     hints = [
         hint_on_printed_task(episodes),
@@ -40,7 +41,7 @@ def list_hints(experiment: Experiment, episodes: Sequence[Episode], workflow: ty
     ]
     scored = next((episode for episode in episodes if episode.scored), None)
     if scored is not None:
-        hints += hint_on_comparisons(experiment, scored)
+        hints += hint_on_comparisons(experiment, scored, workflow)
     return [hint for hint in hints if hint]
 
 
@@ -105,6 +106,10 @@ def find_source_file(workflow: type[object]) -> Path:
     return Path(getattr(sys.modules.get(workflow.__module__), "__file__", None) or "")
 
 
+def _is_shipped(workflow: type[object]) -> bool:
+    return workflow.__module__.partition(".")[0] in list_packages()
+
+
 def _normalize_space(text: str) -> str:
     return " ".join(text.split())
 
@@ -112,7 +117,7 @@ def _normalize_space(text: str) -> str:
 def _find_field_use(workflow: type[object]) -> str:
     """Return file:line of the first line in the workflow's file that reads `main_query`, or ""."""
     file = find_source_file(workflow)
-    if not file.is_file() or workflow.__module__.partition(".")[0] in list_packages():
+    if not file.is_file() or _is_shipped(workflow):
         return ""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     line_number = next((number for number, line in enumerate(lines, 1) if f".{_FIELD}" in line), None)
@@ -184,22 +189,21 @@ _KINDS_OF_ROLES = {
 _MAX_ASSIGNMENTS = 8
 
 
-def hint_on_comparisons(experiment: Experiment, episode: Episode) -> list[str]:
+def hint_on_comparisons(experiment: Experiment, episode: Episode, workflow: type[Workflow] | None = None) -> list[str]:
     """Return a hint for each `==` or `!=` in the judge's or workflow's code that compares different types.
 
     For example, a number is compared with text. The types follow from the code and the episode's values.
     """
-    references = (
-        (experiment.ajet.task_judge.judge_protocol, "compute_reward", ("task", "output")),
-        (experiment.ajet.rollout.user_workflow, "execute", ("task", "tuner")),
-    )
     hints: list[str] = []
-    for reference, method, roles in references:
-        if isinstance(reference, str) and is_reference(reference):
-            target = resolve_reference(reference, base=experiment.base)
-            function = getattr(target, method, None) if isinstance(target, type) else target
-            if callable(function):
-                hints += _find_comparison_hints(function, isinstance(target, type), roles, episode)
+    judge = experiment.ajet.task_judge.judge_protocol
+    if judge is not None and is_reference(judge):
+        target = resolve_reference(judge, base=experiment.base)
+        function = getattr(target, "compute_reward", None) if isinstance(target, type) else target
+        if callable(function):
+            hints += _find_comparison_hints(function, isinstance(target, type), ("task", "output"), episode)
+    if workflow is not None and not _is_shipped(workflow):
+        function = getattr(workflow, "function", None)
+        hints += _find_comparison_hints(function or workflow.execute, function is None, ("task", "tuner"), episode)
     return hints
 
 

@@ -253,7 +253,7 @@ def _check_vllm(
 ) -> None:
     """Compare each token of vLLM's greedy replies to the same prompts with transformers."""
     from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-    from ajet.engine.sampler import open_sampler
+    from ajet.engine.drivers import open_sampler
 
     settings.model.path, settings.rollout.engine, settings.rollout.vllm.base_url = str(exported), "vllm", None
     engine, _ = open_sampler(settings)

@@ -10,8 +10,9 @@ from ajet.config.plugins import find_part, list_packages
 from ajet.config.references import parse_reference
 from ajet.config.schema.choices import is_reference
 from ajet.config.unread_sections import JUDGE, find_unread_keys
+from ajet.engine.drivers import find_driver
 from ajet.schema.commands import format_command
-from ajet.schema.errors import ConfigError, UserError, require_packages
+from ajet.schema.errors import ConfigError, UserError
 
 _EXPORTING = ("ajet", "ajet.workflow")
 
@@ -28,9 +29,7 @@ def require_launchable(experiment: Experiment, from_store: Address | None = None
     """
     refuse_untrainable(experiment, remote=from_store is not None)
     if here and "trains" not in experiment.backbone.can and experiment.ajet.rollout.engine != "endpoint":
-        remote = experiment.ajet.rollout.engine == "vllm" and experiment.ajet.rollout.vllm.base_url
-        packages = ("transformers", "jinja2") if remote else ("torch", "transformers", "jinja2")
-        require_packages(*packages, extra="local", needed_for=f"The model {experiment.ajet.model.path}")
+        find_driver(experiment.ajet).require_machine(experiment.ajet)
     if "trains" in experiment.backbone.can:
         load_runner(experiment.backbone).check(experiment, from_store=from_store, here=here)
         if experiment.ajet.sft.objective is None:

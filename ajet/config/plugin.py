@@ -21,6 +21,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 NamedKind = Literal[
     Kind,
     "backbone",
+    "engine",
     "embedder",
     "judge",
     "train_engine",
@@ -129,6 +130,8 @@ class Plugin:
     """References to functions `(experiment) -> Judging | None` for a run without any other judge."""
     sandboxes: Mapping[str, str | PluginPart] = field(default_factory=dict)
     """Values of `environment.sandbox`: classes with the methods of `ajet.schema.sandbox.SandboxFactory`."""
+    engines: Mapping[str, str | PluginPart] = field(default_factory=dict)
+    """Values of `rollout.engine`: classes with the methods of `ajet.engine.drivers.EngineDriver`."""
     embedders: Mapping[str, str | PluginPart] = field(default_factory=dict)
     """Local text embedding models (`embedded:NAME`): classes without arguments."""
     train_engines: Mapping[str, str] = field(default_factory=dict)
@@ -188,6 +191,7 @@ _TABLES: Mapping[NamedKind, str] = {
     "scorer": "scorers",
     "sandbox": "sandboxes",
     "backbone": "backbones",
+    "engine": "engines",
     "embedder": "embedders",
     "judge": "judges",
     "train_engine": "train_engines",

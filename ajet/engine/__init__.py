@@ -1,4 +1,4 @@
-"""Engines sample tokens: transformers in this process, vLLM in child processes, or a remote server.
+"""Engines sample tokens: transformers in this process, a plug-in's engine, or a remote endpoint.
 
 An engine takes a `TokenRequest` (exact prompt ids, sampling parameters, key of the random numbers) and streams
 `TokenChunk`s (ids, two kinds of logprobs, policy version). A `ChatEngine` takes and returns messages, for servers that

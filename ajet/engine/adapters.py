@@ -75,14 +75,13 @@ class Adapters(Sequence[Adapter]):
         return cls([Adapter(name, tuple(each.agents or [name])) for name, each in lora.adapters.items()])
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Adapters:
-        """Return the adapters saved in a model folder, possibly empty.
+    def from_folder(cls, folder: Path | None) -> Adapters:
+        """Return the adapters saved in a model folder, if any; None, a single file, has none.
 
         Raises:
             UserError: the table is invalid or an adapter is missing.
         """
-        place = folder / FOLDER / TABLE
-        if not place.is_file():
+        if folder is None or not (place := folder / FOLDER / TABLE).is_file():
             return cls([])
         try:
             table = read_json(place)
@@ -124,7 +123,7 @@ def load_adapters(config: AjetConfig, base: Path | None = None) -> Adapters:
     from ajet.engine.model_source import find_local_model
 
     folder = find_local_model(config.model.path, base=base) if config.model.path is not None else None
-    return Adapters([]) if folder is None else Adapters.from_folder(folder)
+    return Adapters.from_folder(folder)
 
 
 def attach_adapters(model: Any, folder: Path, names: tuple[str, ...]) -> Any:

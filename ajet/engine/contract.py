@@ -12,6 +12,7 @@ tests/contract runs against every implementation.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -126,6 +127,21 @@ class TokenEngine(Protocol):
 
     def close(self) -> None:
         """Close the engine; running calls fail with EngineFailure. Idempotent."""
+        ...
+
+
+class PausableEngine(TokenEngine, Protocol):
+    """A TokenEngine that can pause while a trainer in the same process updates the weights."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Within the block, no forward pass runs and calls wait."""
+        ...
+
+    def greedy(self, prompt_ids: Ids, count: int, adapter: str | None = None) -> tuple[list[int], list[float]]:
+        """Return the `count` most likely tokens after the prompt and their logprobs at temperature 1.
+
+        Other calls are not affected.
+        """
         ...
 
 

@@ -27,6 +27,8 @@ HANG_LOG_INTERVAL = 60.0
 MOST_VALUES = 8_000_000
 """Maximum keys and values of a response; 32,000 tokens with twenty alternatives each need 5 million."""
 RETRYABLE = {408, 409, 425, 429}
+AWAY = 600.0
+"""Seconds of absence of an inference server before its samplers end."""
 
 
 class ServerAwayError(UserError):

@@ -9,19 +9,54 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from loguru import logger
 
 from ajet.record import files
 from ajet.record.chain import Chain
 from ajet.record.files import append_lines, keep_rows, read_rows
 from ajet.record.plain_json import plain
 from ajet.record.secrets import Redactor
-from ajet.record.trackers import Tracker, Trackers
+from ajet.record.trackers import Tracker, call_within, find_patience_seconds
 
 if TYPE_CHECKING:
     from ajet.schema.episode import Episode, Outcome
+
+
+class Trackers:
+    """The open trackers of a run, called one after the other."""
+
+    def __init__(self, opened: Iterable[Tracker] = ()) -> None:
+        self.opened = list(opened)
+
+    def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._call_each(lambda tracker: tracker.metrics(step, numbers))
+
+    def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
+        self._call_each(lambda tracker: tracker.episodes(step, split, episodes, outcomes))
+
+    def close(self, outcome: str = "finished") -> None:
+        """Close all trackers with the outcome of the run. Idempotent."""
+        for tracker in self.opened:
+            tracker.outcome = outcome
+        self._call_each(lambda tracker: tracker.close(), closing=True)
+        self.opened.clear()
+
+    def _call_each(self, call: Callable[[Tracker], None], *, closing: bool = False) -> None:
+        for tracker in list(self.opened):
+            patience = find_patience_seconds(type(tracker), closing=closing)
+            try:
+                call_within(patience, partial(call, tracker), what=type(tracker).__name__)
+            except Exception as error:  # noqa: BLE001 - the run continues without this tracker
+                name = type(tracker).__name__
+                logger.warning(
+                    "the tracker {} failed ({}: {}); it gets no further numbers", name, type(error).__name__, error
+                )
+                self.opened.remove(tracker)
 
 
 class Metrics:

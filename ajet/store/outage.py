@@ -27,21 +27,10 @@ GLANCE = 0.1
 LOGGED_AFTER = 3.0
 """Shorter outages in seconds, such as the election of a primary, are not logged."""
 _limit: ContextVar[float | None] = ContextVar("store_patience", default=None)
-_raise_interrupt: ContextVar[Callable[[], None] | None] = ContextVar("store_raise_interrupt", default=None)
+INTERRUPT_RAISER: ContextVar[Callable[[], None] | None] = ContextVar("store_interrupt_raiser", default=None)
+"""Called between the tries of an operation. An exception that it raises ends the operation, and later operations are
+tried once, as after `patience` seconds."""
 T = TypeVar("T")
-
-
-@contextmanager
-def interruptible(raise_interrupt: Callable[[], None]) -> Iterator[None]:
-    """Call `raise_interrupt` between the tries of operations within the block.
-
-    An exception that it raises ends the operation. Later operations are then tried once, as after `patience` seconds.
-    """
-    token = _raise_interrupt.set(raise_interrupt)
-    try:
-        yield
-    finally:
-        _raise_interrupt.reset(token)
 
 
 @contextmanager
@@ -112,7 +101,7 @@ class Outage:
 
     def _wait_for_retry(self, seconds: float) -> bool:
         """Wait until the next try. Return True if the store was closed."""
-        raise_interrupt, deadline = _raise_interrupt.get(), time.monotonic() + seconds
+        raise_interrupt, deadline = INTERRUPT_RAISER.get(), time.monotonic() + seconds
         while True:
             if raise_interrupt is not None:
                 try:

@@ -23,7 +23,7 @@ from types import FrameType
 from loguru import logger
 
 from ajet.record.console import leave_terminal
-from ajet.store.outage import interruptible
+from ajet.store.outage import INTERRUPT_RAISER
 
 HANGUP = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 """The signal of a closing terminal. Windows has no such signal."""
@@ -85,10 +85,11 @@ class Interrupts:
             number: signal.signal(number, self.handle_signal) for number in numbers if not ignores_hangup(number)
         }
         self._earlier_hook, sys.unraisablehook = sys.unraisablehook, self._resend_unraisable
+        token = INTERRUPT_RAISER.set(self._raise_pending)
         try:
-            with interruptible(self._raise_pending):
-                yield self
+            yield self
         finally:
+            INTERRUPT_RAISER.reset(token)
             sys.unraisablehook = self._earlier_hook
             for number, handler in earlier.items():
                 signal.signal(number, handler)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
@@ -104,9 +104,11 @@ def workflow_from(function: Callable[..., Any], reference: str) -> type[Workflow
 
     class FunctionWorkflow(Workflow):
         name: str = called
+        function: ClassVar[Callable[..., Any]]
 
     # The isolation decides by `execute`, coroutine function or not, where to run it.
     FunctionWorkflow.execute = execute if inspect.iscoroutinefunction(function) else execute_plain  # type: ignore[method-assign]
+    FunctionWorkflow.function = staticmethod(function)
     FunctionWorkflow.__abstractmethods__ = frozenset()
     FunctionWorkflow.__name__ = FunctionWorkflow.__qualname__ = called
     FunctionWorkflow.__module__ = getattr(function, "__module__", None) or __name__

@@ -20,10 +20,10 @@ from ajet.schema.errors import AjetError, BoundaryError, MissingExtraError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow.tuner import ModelTuner
 from ajet.workflow.workflow import Workflow
-from ajet_aworld.startup import start
+from ajet_aworld.packages import install_finders
 from ajet_aworld.tool_environment import open_episode_tools
 
-start()  # an agent's module imports AWorld after this call
+install_finders()  # an agent's module imports AWorld after this call
 
 
 class Told(str):

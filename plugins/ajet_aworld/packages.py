@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ajet.config.scope import strip_scope
+from ajet_aworld.quiet_import import CHANGING_MODULES, find_quiet_spec
 
 _PACKAGE = Path(__file__).resolve().parent
 _INSTALLED = ("site-packages", "dist-packages")
@@ -30,17 +31,23 @@ def find_folder() -> Path:
 
 
 def install_finders() -> None:
-    """Make AWorld's names importable. Idempotent."""
+    """Make AWorld's names importable, and its import quiet. Idempotent.
+
+    ajet calls it in each process before user code is imported, and so does a script's import of `train` or of
+    `ajet_aworld.agent_loop`. `import ajet` alone changes nothing.
+    """
     if not any(isinstance(finder, _FirstFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _FirstFinder())
         sys.meta_path.append(_LastFinder())
 
 
 class _FirstFinder:
-    """Import finder before all others: finds ajet's `train` instead of the one in AWorld's wheel."""
+    """Import finder before all others: ajet's `train` instead of the one in AWorld's wheel, and quiet modules."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name in CHANGING_MODULES:
+            return find_quiet_spec(name, path, target)
         if name != "train" or path is not None:
             return None
         spec = PathFinder.find_spec(name)

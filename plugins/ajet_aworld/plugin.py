@@ -9,7 +9,7 @@ PLUGIN = Plugin(
     about="agents of AWorld, its AgentTrainer, and the names `train` and `env` of its pages",
     packages=("aworld",),
     extra="aworld",
-    start="ajet_aworld.startup:start",
+    start="ajet_aworld.packages:install_finders",
     train_engines={
         "verl": "ajet_aworld.trainer.run_processor:VerlProcessor",
         "local": "ajet_aworld.trainer.run_processor:LocalProcessor",

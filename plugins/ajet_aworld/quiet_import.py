@@ -1,9 +1,9 @@
-"""Import hooks that keep AWorld's import from changing the process.
+"""Keeps AWorld's import from changing the process, by loaders of its own for two of its modules.
 
 By default its import removes all loguru sinks, adds its own, writes eight files into `./logs`, and runs `pip install`
-for a missing package. Invariant: after `install_finder` sinks stay, log lines of AWorld's modules are dropped, lines of
-other modules through AWorld's logger go to loguru unchanged, and a missing package is an ImportError. With
-AWORLD_LOG_PATH AWorld's files and lines appear as usual, and the other sinks stay.
+for a missing package. Invariant: once `packages.install_finders` ran, sinks stay, log lines of AWorld's modules are
+dropped, lines of other modules through AWorld's logger go to loguru unchanged, and a missing package is an ImportError.
+With AWORLD_LOG_PATH AWorld's files and lines appear as usual, and the other sinks stay.
 """
 
 from __future__ import annotations
@@ -20,27 +20,19 @@ from typing import Any
 
 LOGS = "aworld.logs.util"
 INSTALLER = "aworld.utils.import_package"
+CHANGING_MODULES = (LOGS, INSTALLER)
 FILES = "AWORLD_LOG_PATH"
 """AWorld's environment variable: the folder of its log files."""
 _LEVELS = {"warn": "WARNING", "exception": "ERROR", "fatal": "CRITICAL"}
 _NAMES = ("trace", "debug", "info", "success", "warning", "error", "critical", *_LEVELS)
 
 
-def install_finder() -> None:
-    """Keep imports of AWorld quiet. Idempotent."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder:
-    @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in (LOGS, INSTALLER) or path is None:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and type(spec.loader) is SourceFileLoader:
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
-        return spec
+def find_quiet_spec(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+    """Return the spec of one of the `CHANGING_MODULES`, with a loader that keeps its import quiet."""
+    spec = PathFinder.find_spec(name, path, target)
+    if spec is not None and type(spec.loader) is SourceFileLoader:
+        spec.loader = _Loader(spec.loader.name, spec.loader.path)
+    return spec
 
 
 class _Loader(SourceFileLoader):

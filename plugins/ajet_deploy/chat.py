@@ -117,7 +117,7 @@ def _require_adapter(known: Adapters, adapter: str | None, run: str) -> None:
 
 
 def _chat_with_model(experiment: Experiment, prompt: str | None, system: str | None, adapter: str | None) -> None:
-    from ajet.engine.sampler import open_sampler
+    from ajet.engine.drivers import open_sampler
     from ajet.rollout.components import make_renderer
 
     settings = experiment.ajet

@@ -38,10 +38,8 @@ CONNECT_TIMEOUT_S = 2.0
 
 
 @contextmanager
-def run_companions(
-    experiment: Experiment, folder: Path, flags: Sequence[str] = (), prefix: str = ""
-) -> Iterator[list[str]]:
-    """Run the companions of the experiment within the block and yield the names of those started here.
+def run_companions(experiment: Experiment, folder: Path, flags: Sequence[str] = (), prefix: str = "") -> Iterator[str]:
+    """Run the companions of the experiment within the block and yield the names of those started here, or "".
 
     Args:
         folder: output folder of the run; logs go to `folder`/services.
@@ -65,7 +63,8 @@ def run_companions(
         for each in running:
             each.wait_until_ready()
         stack.enter_context(RestartWatcher([(each, each.restarts) for each in running if each.started]).run_watcher())
-        yield [each.name for each in running if each.started]
+        names = ", ".join(each.name for each in running if each.started)
+        yield f"{names} of ajet.services" if names else ""
 
 
 class RunningCompanion(SupervisedProcess):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +14,12 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 
-@contextmanager
-def run_services(experiment: Experiment, folder: Path, flags: Sequence[str], prefix: str) -> Iterator[str]:
-    """Run the services of `ajet.services` within the block. Raises UserError."""
+def run_services(
+    experiment: Experiment, folder: Path, flags: Sequence[str], prefix: str
+) -> AbstractContextManager[str]:
+    """Return a block in which the services of `ajet.services` run. Raises UserError."""
     if not choose_services(experiment, flags, os.environ):
-        yield ""
-        return
+        return nullcontext("")
     from ajet_environments.companions import run_companions
 
-    with run_companions(experiment, folder, flags, prefix) as names:
-        yield f"{', '.join(names)} of ajet.services" if names else ""
+    return run_companions(experiment, folder, flags, prefix)

@@ -19,6 +19,7 @@ from ajet.commands.agent_hints import (
     is_question_missing,
 )
 from ajet.config import Experiment
+from ajet.rollout.components import load_workflow
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode
 from ajet.workflow import CommandWorkflow
@@ -170,10 +171,11 @@ FINE = [
 
 
 def hints(folder: Path, code: str, row: Any, said: Any, **named: Any) -> list[str]:
+    folder.mkdir(exist_ok=True)
     (folder / "code.py").write_text(code)
     made = Experiment.from_dict({"ajet": named}, base=folder)
     episode = Episode("u", Task(metadata={"answer": row}), 0, 1, "debug", metadata={"final_answer": said})
-    return hint_on_comparisons(made, episode)
+    return hint_on_comparisons(made, episode, load_workflow(made) if "rollout" in named else None)
 
 
 def judged(folder: Path, line: str, row: Any, said: Any) -> list[str]:
@@ -211,6 +213,13 @@ class Agent(Workflow):
     named = {"rollout": {"user_workflow": "code.py->Agent"}, "task_judge": {"judge_protocol": "code.py->Right"}}
     one, other = hints(tmp_path, code, 5, "5", **named)
     assert "code.py:8" in one and "code.py:14" in other
+    function = """
+async def agent(task, tuner):
+    reply = await tuner.as_raw_openai_sdk_client().chat.completions.create(messages=[])
+    return reply.choices[0].message.content.strip() == task.metadata["answer"]
+"""
+    (hint,) = hints(tmp_path / "own", function, 5, "5", rollout={"user_workflow": "code.py->agent"})
+    assert "code.py:4" in hint
     assert hints(tmp_path, code, "5", "5", **named) == []
 
 

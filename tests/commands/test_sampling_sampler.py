@@ -17,14 +17,15 @@ from ajet.backbone import following
 from ajet.commands.sampling import sample as waiting
 from ajet.commands.sampling import sampler as module
 from ajet.commands.sampling.sampler import GroupSampler, PolicyWentBackError, SamplerCounts
-from ajet.engine import server_detection, server_follower
-from ajet.engine.follower import read_server_address
+from ajet.engine import remote_server
+from ajet.engine.drivers import read_server_address
 from ajet.engine.remote_server import ServerAwayError
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.store import Address, Lease, Policy, SharedStore, StoreUnavailableError, open_shared, sqlite_store
 from ajet.store.signs_of_life import THREAD
 from ajet.train.interrupts import Interrupts
+from ajet_vllm import server_detection
 from tests.support.local_fixtures import config_of
 from tests.support.record_fixtures import episode
 
@@ -230,7 +231,7 @@ def test_a_server_elsewhere_that_is_away_as_a_sampler_begins_is_waited_for(
     with pytest.raises(waiting.EndedBeforeStartError):
         there()
     tries = iter([ServerAwayError("No server answers.")])
-    monkeypatch.setattr(server_follower, "AWAY", -1.0)
+    monkeypatch.setattr(remote_server, "AWAY", -1.0)
     with pytest.raises(UserError, match="No server answers"):
         there()
 

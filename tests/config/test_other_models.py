@@ -10,9 +10,9 @@ from ajet.commands.evaluation.models import find_served_model
 from ajet.config import Experiment
 from ajet.config.other_models import find_other_server, read_api_key
 from ajet.engine.endpoint import EndpointEngine
-from ajet.engine.server_detection import open_remote
 from ajet.environment.chat_model import list_configured
 from ajet.schema.errors import ConfigError
+from ajet_vllm.server_detection import open_remote
 
 NOBODY = "http://127.0.0.1:9/v1"
 

@@ -1,11 +1,8 @@
-"""What takes long to make, made once for all contract tests: an engine of vLLM (its tests run in one worker), and a
-trained run, which tests copy before they change it."""
+"""A trained run, made once for all contract tests, which copy it before they change it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -34,13 +31,3 @@ def tool_project(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Pa
             assert done.returncode == 0, done.stdout
             (folder / "made").touch()
     return folder
-
-
-@pytest.fixture(scope="session")
-def bench() -> Iterator[Any]:
-    """A vLLM engine, and the model whose weights it is given."""
-    from tests.contract.vllm_bench import Bench
-
-    made = Bench()
-    yield made
-    made.engine.close()

@@ -13,7 +13,6 @@ from ajet.config.services import find_model_problem
 from ajet.engine import remote_server
 from ajet.engine.endpoint import EndpointEngine
 from ajet.engine.teacher_endpoint import TeacherEndpoint
-from ajet.engine.vllm.remote import RemoteVllm
 from ajet.environment import chat_model
 from ajet.environment.chat_model import ChatModel, NoAnswerError, request_completion, request_embeddings
 from ajet.environment.loop import tools_loop
@@ -33,6 +32,7 @@ from ajet.task_judge.other_model import make_model_caller
 from ajet_judges.config import ModelJudgeConfig
 from ajet_judges.model_judge.panel import ModelPanel, PanelMember
 from ajet_judges.model_judge.prompt import JudgeQuestion
+from ajet_vllm.vllm_server import RemoteVllm
 from tests.support.odd_endpoint import HANGS, ODD, OddServer, odd_endpoint, warnings_said
 
 ASK = {"messages": [{"role": "user", "content": "2 + 2?"}]}

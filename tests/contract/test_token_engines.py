@@ -1,5 +1,5 @@
 """One suite over every TokenEngine: transformers, vLLM in child processes, a vLLM server, a stand-in for an SGLang
-server over a real model, the scripted one. (The server itself: test_real_sglang.py.)"""
+server over a real model, the scripted one. (The server itself: test_sglang_server_real.py.)"""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenEngine, TokenRequest
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.schema.errors import EngineFailure
-from tests.contract.vllm_bench import AT_ONCE, PROMPT
 from tests.support.sglang_server import sglang_server
+from tests.support.vllm_bench import AT_ONCE, PROMPT
 from tests.support.vllm_events import list_fields, read_recorded, request_events
 from tests.support.vllm_fixtures import VOCABULARY, unit_logprobs, vllm_engine, vllm_server
 
@@ -60,7 +60,7 @@ def sglang_url() -> Iterator[str]:
 
 
 def sglang_engine(url: str) -> TokenEngine:
-    from ajet.engine.sglang import RemoteSglang
+    from ajet_vllm.sglang_server import RemoteSglang
 
     engine = RemoteSglang(url, vocabulary=VOCABULARY)
     engine.weights_changed(3)
@@ -68,7 +68,7 @@ def sglang_engine(url: str) -> TokenEngine:
 
 
 def remote_engine(url: str) -> TokenEngine:
-    from ajet.engine.vllm import RemoteVllm
+    from ajet_vllm.vllm_server import RemoteVllm
 
     engine = RemoteVllm(url, vocabulary=VOCABULARY)
     engine.weights_changed(3)

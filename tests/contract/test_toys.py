@@ -41,6 +41,7 @@ ajet:
   rollout:
     user_workflow: toy_agent
     isolation: toy_thread
+    engine: toy_engine
     max_response_length_in_one_turn: 6
     max_model_len: 128
     temperature: 1.0
@@ -108,6 +109,7 @@ def test_a_plugins_command_and_list(run: Command) -> None:
 @pytest.mark.slow
 def test_every_command_works_with_another_packages_parts(run: Command, tmp_path: Path) -> None:
     from ajet_toys.backbone import ToyScorer  # type: ignore[import-not-found]
+    from ajet_toys.engine import ToyDriver  # type: ignore[import-not-found]
     from ajet_toys.hook import noted  # type: ignore[import-not-found]
     from ajet_toys.isolation import ToyIsolation  # type: ignore[import-not-found]
     from ajet_toys.store import ToyStore  # type: ignore[import-not-found]
@@ -134,7 +136,7 @@ def test_every_command_works_with_another_packages_parts(run: Command, tmp_path:
     assert (launched / "bell.txt").read_text() == "ding dong"
     assert code == 0 and "ToyTrackerThatFails failed (ConnectionError: nobody is there)" in said, said
     (row,) = metric_rows(launched)
-    assert row["toy_updates"] == 1
+    assert row["toy_updates"] == 1 and ToyDriver.opened == 1
     told = [json.loads(line) for line in (launched / "toy.jsonl").read_text().splitlines()]
     assert told[0] == {
         "run": "x", "project": "ajet_default_project", "backbone": "toy",
@@ -153,6 +155,11 @@ def test_every_command_works_with_another_packages_parts(run: Command, tmp_path:
     assert code == 0 and ToyScorer.opened == 2, said
     code, said = run("export", "x")
     assert code == 0 and (launched / "exports" / "step-2" / "model.safetensors").is_file()
+
+
+def test_an_engine_that_is_not_installed_is_refused(run: Command) -> None:
+    code, said = run("config", "validate", *CONF, "rollout.engine=toy_engines")
+    assert code == 2 and "vllm, toy_engine (did you mean toy_engine?)" in said and "rollout.engine" in said, said
 
 
 def test_a_toy_is_refused_where_it_cannot(run: Command) -> None:

@@ -190,7 +190,7 @@ def test_a_check_whose_needs_are_not_there_is_said_and_not_tried(
     assert trinity.lacks(0) == ""
     said = gpu_check.not_tried({"local", "tests"}, {"a": "2 GPUs"})
     assert "- the check `a`, for want of 2 GPUs" in said
-    assert "- ajet/engine/vllm/launch.py::memory: by `vllm` alone" in said
+    assert "- plugins/ajet_vllm/launch.py::memory: by `vllm` alone" in said
     assert "- trainer_common.megatron.expert_model_parallel_size: by no check" in said
     assert not any("checkpoint.py::_list_tensors" in line or "refusals.py" in line for line in said)
 
@@ -218,5 +218,5 @@ def test_its_checks_work_without_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     assert "no GPU: this shows only that the checks work" in said
     assert all(f"| {name} |" in said for name in ("doctor", "tests", "local", "resume", "prove", "export", "lora"))
-    assert said.count("| passed |") == 8 and "- ajet/engine/vllm/launch.py::memory" in said
+    assert said.count("| passed |") == 8 and "- plugins/ajet_vllm/launch.py::memory" in said
     assert "- the check `megatron`, for want of 2 GPUs" in said

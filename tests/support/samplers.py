@@ -18,7 +18,7 @@ from ajet.commands.launch import launch
 from ajet.commands.sampling.sample import SampleOptions, sample
 from ajet.commands.sampling.sampler import GroupSampler
 from ajet.config import Experiment, load_experiment
-from ajet.engine import follower as followed
+from ajet.engine import drivers
 from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_tokenizer
 from ajet.store import Address, SharedStore, open_shared
@@ -115,5 +115,5 @@ def samplers_keep_old_weights() -> Iterator[None]:
         return True
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(followed._TransformersFollower, "load_weights", lies)
+        patch.setattr(drivers._TransformersFollower, "load_weights", lies)
         yield

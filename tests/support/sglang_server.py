@@ -1,7 +1,7 @@
 """A server that speaks SGLang's `/generate` as 0.5.23 does, with tiny-tools behind it: real logits, real draws.
 
 What it says is what a real server of that version says, since the same tests run against both
-(`tests.contract.real_sglang`): events that bear all of the reply so far (of the first token, and then as often as they
+(`ajet_vllm.tests.real_sglang`): events that bear all of the reply so far (of the first token, and then as often as they
 are asked for), a logprob of the distribution at its temperature and before any cut, a refusal within the stream it has
 begun, replies broken off as its weights get a name, a load that names the weights. `AJET_TEST_SGLANG=URL` names a real
 one with tiny-tools to be asked in its place."""
@@ -148,7 +148,7 @@ class SglangApp:
     def _loaded(self, folder: Path) -> None:
         import torch
 
-        from ajet.engine.follower import open_saved_tensors
+        from ajet.engine.saved_tensors import open_saved_tensors
 
         parameters = [dict(model.named_parameters()) for model in (self._model, self._scorer)]
         with open_saved_tensors(folder, None) as tensors, self.engine.paused(), torch.no_grad():

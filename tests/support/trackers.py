@@ -14,9 +14,9 @@ from ajet.commands.recorded_run import load_recorded_settings
 from ajet.config import load_experiment
 from ajet.config.plugins import find_parts
 from ajet.record import RunDirectory
-from ajet.record.metrics import Metrics
+from ajet.record.metrics import Metrics, Trackers
 from ajet.record.secrets import Redactor
-from ajet.record.trackers import TrackedRun, Tracker, Trackers, open_trackers
+from ajet.record.trackers import TrackedRun, Tracker, open_trackers
 from ajet.record.trackers.console import ConsoleTracker
 
 __all__ = [

@@ -1,4 +1,5 @@
-"""Streams of vLLM's token route, recorded from a real server of each form: `tests/engine/vllm_events/VERSION.jsonl`.
+"""Streams of vLLM's token route, recorded from a real server of each form: `vllm_events/VERSION.jsonl` in the tests of
+ajet_vllm.
 
 Record one with `python -m tests.support.vllm_events URL > FILE`, where the server has tiny-tools (vllm_fixtures).
 """
@@ -16,9 +17,9 @@ import httpx
 import numpy as np
 
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.engine.vllm.remote import ROUTE, VllmWire
+from ajet_vllm.vllm_server import ROUTE, VllmWire
 
-FOLDER = Path(__file__).resolve().parents[1] / "engine" / "vllm_events"
+FOLDER = Path(__file__).resolve().parents[2] / "plugins" / "ajet_vllm" / "tests" / "vllm_events"
 REQUEST = TokenRequest(
     np.array([5, 6, 7], np.int32), Sampling(6, temperature=2.0, top_logprobs=2, seed=3), DrawKey(0, 0, 0, 0)
 )

@@ -51,12 +51,13 @@ def skip_without_vllm() -> None:
         pytest.skip("the extra vllm is not installed")
 
 
-def vllm_engine(**options: Any) -> Any:
+def vllm_engine(*, weights: Any = None, version: int = 0, **options: Any) -> Any:
     """A VllmEngine over tiny-tools; the test is skipped where vLLM is not installed."""
     skip_without_vllm()
-    from ajet.engine.vllm import VllmEngine
+    from ajet_vllm.driver import load_engine
+    from ajet_vllm.launch import VllmLaunch
 
-    return VllmEngine(tiny_folder(), **options)
+    return load_engine()(VllmLaunch(tiny_folder(), **options), weights=weights, version=version)
 
 
 def list_route_options() -> tuple[str, ...]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,20 +36,20 @@ from ajet.backbone.local.requirements import require_trainable, warn_of_context
 from ajet.backbone.local.trainer import Trainer
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import TokenEngine
+from ajet.engine.drivers import find_driver
 from ajet.engine.model_limits import warn_unreplayed_experts
 from ajet.engine.models import read_context_length
 from ajet.engine.openmp import end_worker_threads
 from ajet.engine.thread_count import choose_threads
 from ajet.engine.verdict_cache import VerdictCache
 from ajet.schema.batch import Sample, TrainingBatch
-from ajet.schema.call import Floats, Ids
+from ajet.schema.call import Floats
 from ajet.schema.episode import SampledSpan, Timeline
 from ajet.schema.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    from ajet.backbone.local.policy import LocalPolicy
     from ajet.config import AjetConfig, Experiment
-    from ajet.engine.contract import ChatEngine
+    from ajet.engine.contract import ChatEngine, PausableEngine
     from ajet.engine.model_source import ModelSource
 
 
@@ -96,7 +96,8 @@ class LocalBackbone:
             device,
         )
         self.version = 0
-        self._sampler: PausableEngine = open_engine(config, source, self.trainer.policy, verdicts)
+        policy = self.trainer.policy
+        self._sampler = find_driver(config).open_trained(config, source, policy.model, policy.changed, verdicts)
         self.engine: TokenEngine | ChatEngine = self._sampler
         self._canary = Canary(settings.canary, rounded=dtype != torch.float32)
         self._alarm = settings.mismatch_alarm(rounded=dtype != torch.float32)
@@ -192,7 +193,7 @@ def _find_adapter_folder(config: AjetConfig, source: ModelSource) -> Path | None
     Raises:
         ConfigError: the settings omit some of the saved adapters.
     """
-    saved = Adapters.from_folder(source.folder) if source.folder is not None else Adapters([])
+    saved = Adapters.from_folder(source.folder)
     left = sorted({*saved.names} - {*config.trainer_common.lora.adapters})
     if left:
         raise ConfigError(
@@ -239,84 +240,6 @@ def _score_reply(
     sample = Sample(timeline, "canary", 0, np.zeros(ids.size, np.float32), 0.0)
     [own] = score_samples(scorer, [sample], tokens=ids.size, temperature=1.0)
     return found[mask], own[mask]
-
-
-GIB = 1 << 30
-
-
-class PausableEngine(TokenEngine, Protocol):
-    """A TokenEngine that can pause during an update."""
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Within the block, no forward pass runs and calls wait."""
-        ...
-
-    def greedy(self, prompt_ids: Ids, count: int, adapter: str | None = None) -> tuple[list[int], list[float]]:
-        """Return the `count` most likely tokens after the prompt and their logprobs at temperature 1.
-
-        Other calls are not affected.
-        """
-        ...
-
-
-def open_engine(
-    config: AjetConfig, source: ModelSource, policy: LocalPolicy, verdicts: VerdictCache | None = None
-) -> PausableEngine:
-    """Open the engine selected by `rollout.engine`.
-
-    Args:
-        verdicts: Stores which models passed the engine's checks on this machine, to skip the checks.
-
-    Raises:
-        UserError: the engine cannot be started.
-    """
-    if config.rollout.engine == "vllm":
-        return _open_vllm(config, source, policy)
-    from ajet.engine.transformers import TransformersEngine
-
-    return TransformersEngine(
-        policy.model,
-        version=0,
-        max_num_seqs=config.rollout.max_num_seqs,
-        max_model_len=min(config.rollout.max_model_len, read_context_length(policy.model)),
-        adapters=policy.adapters.names,
-        verdicts=verdicts,
-    )
-
-
-def _open_vllm(config: AjetConfig, source: ModelSource, policy: LocalPolicy) -> PausableEngine:
-    """Start vLLM with a copy of the policy's weights. Without adapters, check that every parameter was updated."""
-    from ajet.engine.models import prepare_folder
-    from ajet.engine.vllm import VllmEngine
-
-    values = policy.weights.values
-    logger.info("starting vLLM; on a CPU this takes about a minute")
-    engine = VllmEngine(
-        prepare_folder(source),
-        dtype=values.dtype,
-        device=values.device,
-        max_num_seqs=config.rollout.max_num_seqs,
-        max_model_len=min(config.rollout.max_model_len, read_context_length(policy.model)),
-        weights=policy.changed,
-        seed=config.seed,
-        threads=torch.get_num_threads(),
-        cache_bytes=int(config.rollout.vllm.cache_gib * GIB) if config.rollout.vllm.cache_gib else None,
-        eager=config.rollout.vllm.eager,
-        trust_remote_code=source.trust_remote_code,
-    )
-    try:
-        if policy.adapted is None:
-            engine.check_weights()
-    except BaseException:
-        engine.close()
-        raise
-    sizes = {name: f"{size / 1e6:,.0f} MB" for name, size in engine.memory.items()}
-    logger.info(
-        "vLLM's processes hold a copy of the weights ({weights}) and a key-value cache of {cache}; weight "
-        "updates use {bucket} of shared memory",
-        **sizes,
-    )
-    return engine
 
 
 _NO_MEMORY = ("not enough memory", "out of memory", "can't allocate memory")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.algorithm.learning_rate import LearningRateSchedule
+from ajet.engine.drivers import find_driver
 from ajet.schema.errors import ConfigError, UserError, require_packages
 
 if TYPE_CHECKING:
@@ -41,21 +42,7 @@ def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
             where="ajet.rollout.engine",
             expected="auto or transformers, which sample with the trainer's own weights, or vllm, which gets a copy",
         )
-    if rollout.engine == "vllm" and rollout.vllm.base_url is not None and not looking:
-        raise ConfigError(
-            "The local backbone cannot change the weights of a vLLM server.",
-            where="ajet.rollout.vllm.base_url",
-            expected="null, so that ajet starts vLLM itself",
-            do="to use a running server, use --backbone debug",
-        )
-    if rollout.engine == "vllm" and trainer.lora.adapters:
-        raise ConfigError(
-            "Only the transformers engine can sample with several adapters on the local backbone: vLLM gets "
-            "merged weights.",
-            where="ajet.rollout.engine",
-            expected="auto or transformers, with lora.adapters",
-            do="remove rollout.engine; vLLM can serve the adapters after training (docs/deploy.md)",
-        )
+    find_driver(config).require_trainable(config, looking=looking)
     if rollout.temperature <= 0:
         raise ConfigError(
             "At temperature 0 all attempts at a task are the same, so training cannot learn from their differences.",
@@ -90,15 +77,13 @@ def require_machine(config: AjetConfig) -> None:
         ConfigError: the device is missing.
         MissingExtraError: a package is missing.
     """
-    require_packages("torch", "transformers", "jinja2", extra="local", needed_for="The local backbone")
+    find_driver(config).require_machine(config)
     from ajet.backbone.local.machine import choose_device
 
     choose_device(config.trainer_common.device)
     lora = config.trainer_common.lora
     if lora.rank or lora.adapters:
         require_packages("peft", extra="local", needed_for="LoRA (trainer_common.lora.rank)")
-    if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is None:
-        from ajet.engine.vllm import VllmEngine  # noqa: F401 - raises MissingExtraError if vLLM is not installed
 
 
 KEY = "ajet.trainer_common.algorithm.teacher.path"

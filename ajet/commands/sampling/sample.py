@@ -23,7 +23,7 @@ from ajet.commands.launch import warn_of_unconfined
 from ajet.commands.launch_checks import refuse_untrainable
 from ajet.commands.sampling.sampler import STORE_POLL_S, GroupSampler, PolicyWentBackError, SamplerCounts
 from ajet.commands.services import enter_run_hooks, require_services
-from ajet.engine.follower import read_server_address
+from ajet.engine.drivers import read_server_address
 from ajet.record.console import counted, print_line
 from ajet.rollout.components import require_gateway
 from ajet.schema.errors import AjetError, ConfigError, UserError
@@ -146,8 +146,7 @@ class SamplerProcess:
             UserError: the server stays unreachable, or the engine cannot be opened.
             EndedBeforeStartError: the training has ended meanwhile.
         """
-        from ajet.engine.remote_server import ServerAwayError
-        from ajet.engine.server_follower import AWAY
+        from ajet.engine.remote_server import AWAY, ServerAwayError
 
         since, last_shown = time.monotonic(), -math.inf
         while True:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.backbone.decoupled.terms import BEGAN, MOST, OVER, PROBE, SERVER
-from ajet.engine.follower import read_server_address
+from ajet.engine.drivers import read_server_address
 from ajet.engine.probe import WeightsProbe
 from ajet.record.console import counted
 from ajet.schema.episode import Episode, Group

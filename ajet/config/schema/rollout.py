@@ -130,9 +130,11 @@ class RolloutConfig(Section):
         kind="reference",
         idle={SERVE: OWN_AGENTS},
     )
-    engine: Literal["auto", "transformers", "vllm", "endpoint"] = key(
+    engine: str = key(
         "auto",
-        "Program that samples tokens on debug and local; auto: transformers. `endpoint` is for debug only.",
+        "Program that samples tokens on debug and local, one of {names}; auto: transformers. `endpoint` is for debug "
+        "only.",
+        named="engine",
     )
     vllm: VllmConfig = section(VllmConfig, "The vLLM engine, for `engine: vllm`.", when=("rollout.engine", "vllm"))
     endpoint: EndpointConfig = section(

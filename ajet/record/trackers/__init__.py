@@ -7,10 +7,10 @@ console replaces a tracker that cannot be opened, and `metrics.jsonl` is always 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from loguru import logger
 
@@ -21,44 +21,9 @@ from ajet.config.schema.choices import is_reference
 from ajet.record.trackers.contract import CLOSING_S, PATIENCE_S, TrackedRun, Tracker
 from ajet.schema.errors import MissingExtraError, UserError
 
-if TYPE_CHECKING:
-    from ajet.schema.episode import Episode, Outcome
-
-__all__ = ["TrackedRun", "Tracker", "Trackers", "open_trackers"]
+__all__ = ["TrackedRun", "Tracker", "open_trackers"]
 
 T = TypeVar("T")
-
-
-class Trackers:
-    """The open trackers of a run, called one after the other."""
-
-    def __init__(self, opened: Iterable[Tracker] = ()) -> None:
-        self.opened = list(opened)
-
-    def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._call_each(lambda tracker: tracker.metrics(step, numbers))
-
-    def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
-        self._call_each(lambda tracker: tracker.episodes(step, split, episodes, outcomes))
-
-    def close(self, outcome: str = "finished") -> None:
-        """Close all trackers with the outcome of the run. Idempotent."""
-        for tracker in self.opened:
-            tracker.outcome = outcome
-        self._call_each(lambda tracker: tracker.close(), closing=True)
-        self.opened.clear()
-
-    def _call_each(self, call: Callable[[Tracker], None], *, closing: bool = False) -> None:
-        for tracker in list(self.opened):
-            patience = _patience_seconds(type(tracker), closing=closing)
-            try:
-                call_within(patience, partial(call, tracker), what=type(tracker).__name__)
-            except Exception as error:  # noqa: BLE001 - the run continues without this tracker
-                name = type(tracker).__name__
-                logger.warning(
-                    "the tracker {} failed ({}: {}); it gets no further numbers", name, type(error).__name__, error
-                )
-                self.opened.remove(tracker)
 
 
 def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | None = None) -> list[Tracker]:
@@ -73,7 +38,7 @@ def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | N
     for name in dict.fromkeys(requested):
         try:
             tracker_class = _tracker_class(name, base or Path.cwd())
-            trackers[name] = call_within(_patience_seconds(tracker_class), partial(tracker_class, run), what=name)
+            trackers[name] = call_within(find_patience_seconds(tracker_class), partial(tracker_class, run), what=name)
             continue
         except MissingExtraError as error:
             reason = f"{error.what} {error.do}"
@@ -97,7 +62,7 @@ def _tracker_class(name: str, base: Path) -> type[Tracker]:
     return resolve_class(name, "tracker", base=base, what="ajet.trainer_common.logger", methods=does, like=like)
 
 
-def _patience_seconds(kind: type[Any], *, closing: bool = False) -> float | None:
+def find_patience_seconds(kind: type[Any], *, closing: bool = False) -> float | None:
     """Return the timeout of a tracker class in seconds. User classes need not derive from Tracker."""
     patience: float | None = getattr(kind, "patience_s", PATIENCE_S)
     return getattr(kind, "closing_s", CLOSING_S) if closing and patience is not None else patience

@@ -241,7 +241,7 @@ def test_the_printed_names_mean_what_is_here(name):
     assert getattr(importlib.import_module(place), what) is not None
 
 
-START = "from ajet_aworld.startup import start; start()\n"
+START = "from ajet_aworld.packages import install_finders; install_finders()\n"
 OPTION_A = """
 from train.integration.my_framework import MyFrameworkTrainer
 from train.trainer.agent_trainer import AgentTrainer
@@ -289,8 +289,8 @@ INSTALLED = """
 import os, sys
 others = [each for each in sys.path if not os.path.isdir(os.path.join(each, "env"))]
 sys.path[:] = path = [os.path.realpath("site-packages"), *others, sys.argv[1]]
-from ajet_aworld.startup import start
-start()
+from ajet_aworld.packages import install_finders
+install_finders()
 assert sys.path == path
 from env import MINE
 from env.world import World

@@ -90,14 +90,14 @@ def test_it_runs_within_the_block_and_ends_with_its_daemons(tmp_path: Path, serv
     lake = {"command": service, "ready": address, "env": {"COLOUR": "red"}}
     runs = tmp_path / "run"
     with run_companions(experiment(tmp_path, lake=lake), runs) as named:
-        assert named == ["lake"]
+        assert named == "lake of ajet.services"
         started = pids(runs)
         assert all(psutil.pid_exists(pid) for pid in started)
         log = (runs / "services" / "lake.log").read_text()
         assert f"red {tmp_path}" in log
         elsewhere = lake | {"cwd": "nowhere here"}
         with run_companions(experiment(tmp_path, lake=elsewhere), tmp_path / "other", prefix="p") as named:
-            assert named == [] and not (tmp_path / "other").exists(), "one that answers already is somebody else's"
+            assert named == "" and not (tmp_path / "other").exists(), "one that answers already is somebody else's"
         assert all(psutil.pid_exists(pid) for pid in started)
         keeper = psutil.Process(started[0]).parent()
         assert keeper is not None

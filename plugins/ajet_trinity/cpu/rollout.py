@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from ajet.engine.vllm.plain_weights import keep_weights_plain
+from ajet_vllm.plain_weights import keep_weights_plain
 
 
 def register() -> None:

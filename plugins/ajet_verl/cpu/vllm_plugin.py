@@ -5,7 +5,7 @@ Each vLLM process loads the plug-in by an entry point, found through `cpu.PLUGIN
 
 from __future__ import annotations
 
-from ajet.engine.vllm.plain_weights import keep_weights_plain
+from ajet_vllm.plain_weights import keep_weights_plain
 
 
 def register() -> None:

@@ -25,7 +25,7 @@ import pickle
 import re
 import signal
 import ssl
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -68,6 +68,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # hundreds of clients are made, and each would read all certificates of the web: 50 ms, for servers without TLS
     cached = functools.lru_cache(maxsize=None)(ssl.create_default_context)
     ssl.create_default_context = cached  # type: ignore[assignment]
+
+
+@pytest.fixture(scope="session")
+def bench() -> Iterator[Any]:
+    """A vLLM engine, and the model whose weights it is given: one for all tests, which run in one worker."""
+    from tests.support.vllm_bench import Bench
+
+    made = Bench()
+    yield made
+    made.engine.close()
 
 
 def parsed_once(load: Callable[[Any], Container]) -> Callable[[Any], Container]:

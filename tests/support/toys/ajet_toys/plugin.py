@@ -8,6 +8,7 @@ PLUGIN = Plugin(
     name="ajet_toys",
     about="a part of every kind, for tests",
     backbones={"toy": "ajet_toys.descriptor:TOY"},
+    engines={"toy_engine": "ajet_toys.engine:ToyDriver"},
     algorithms={"toy_ranks": "ajet_toys.algorithm:ToyAlgorithm"},
     losses={"toy_loss": "ajet_toys.loss:ToyLoss"},
     trackers={"toy_lines": "ajet_toys.tracker:ToyTracker", "toy_gone": "ajet_toys.tracker:ToyTrackerThatFails"},

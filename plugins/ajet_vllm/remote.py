@@ -1,0 +1,428 @@
+"""RemoteEngine: the token-in-token-out route of any kind of server as a TokenEngine.
+
+The kind of logprobs depends on the server's start options, so it is probed once: some tokens are sampled at temperature
+2 and scored. If the server returns logprobs of the sampled distribution, a second request scores the tokens at
+temperature 1 if different. Requests without derivable logprobs are refused (`ajet_vllm.wire`, with the differences
+between servers).
+
+Invariant: RemoteEngine never changes the server's weights; `version` is set by the code that does. `weights_changed`
+waits for running calls, so no token is stamped with a later version. If the server has a name for its weights
+(`confirm_weights`), a reply fails if the name changed meanwhile, and no call starts until the new name is confirmed.
+Cached prefixes are salted with the version and a secret, so they are shared neither between versions nor with other
+clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+from loguru import logger
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
+
+from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest, compute_reply_limit
+from ajet.engine.remote_server import (
+    MOST_VALUES,
+    SILENCE,
+    RemoteServer,
+    ServerAwayError,
+    build_timeout,
+    choose_error_type,
+)
+from ajet.engine.streams import TokenStream
+from ajet.schema.bounded_json import load_json
+from ajet.schema.errors import EngineFailure, UserError
+from ajet_vllm.wire import StreamedReply, Wire, explain_missing_logprobs, is_one_logprob, truncates
+
+if TYPE_CHECKING:
+    from ajet_vllm.server_weights import ServerWeights
+
+SETTLE_POLL_S = 0.05
+"""Seconds between two checks of a call that waits for confirmed weights."""
+PROBE_TEMPERATURE = 2.0
+"""A temperature at which both kinds of logprobs differ."""
+PROBE_TOKENS = 8
+STARTUP_TIMEOUT_S = 60.0
+"""Maximum seconds of silence during the server's first requests."""
+SAME_LOGPROB_NATS = 0.05
+"""Mean gap in nats up to which two sets of logprobs count as equal.
+
+Scoring in bfloat16 differs slightly from sampling; another temperature differs by tenths and more.
+"""
+
+
+class CallNotStartedError(EngineFailure):
+    """A call was not sent, because another process is changing the server's weights."""
+
+
+class RemoteEngine:
+    """Samples from the server at `base_url`, from any event loop. `vocabulary`: number of ids of the model.
+
+    Raises:
+        UserError: the server cannot be used.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        base_url: str,
+        *,
+        vocabulary: int,
+        max_model_len: int | None = None,
+        api_key: str | None = None,
+        silence: float = SILENCE,
+        named: str = "",
+    ) -> None:
+        """Connect to the server; `silence` and `named` as in RemoteServer."""
+        self._wire = wire
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self.version = 0
+        self._server = RemoteServer(self.base_url, api_key, silence=silence, named=named)
+        self._vocabulary = vocabulary
+        self._salt = secrets.token_urlsafe(16)
+        self._idle = threading.Condition()
+        self._closed = False
+        self.calls: dict[asyncio.Task[None], TokenStream] = {}
+        self._drains = 0
+        """Number of active `drain_calls` blocks; no call starts while positive."""
+        self._expected: str | None = None
+        """Confirmed name of the server's weights; None disables the check."""
+        self.has_unknown_weights = False
+        """True after a call found another name; no call starts until the next `confirm_weights`."""
+        first = min(silence, STARTUP_TIMEOUT_S)
+        server_version = ""
+        try:
+            with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=build_timeout(first)) as client:
+                served = self._read_served_model(client)
+                self.model = str(served["id"])
+                server_version = self._read_server_version(client)
+                longest = wire.longest(client, served)
+                self.max_model_len = min(max_model_len or longest, longest)
+                self.reports_sampled = self.constrains = self._probe_logprobs(client)
+        except httpx.ReadTimeout as error:
+            raise ServerAwayError(
+                f"The {wire.kind} server hangs: it accepted a request and sent nothing for {first:g} s.",
+                where=f"ajet.rollout.vllm.base_url: {self.base_url}",
+                expected=f"a reply of {PROBE_TOKENS} tokens within that time",
+                do="check the server's log: it may still be loading the model, or it may be stuck",
+            ) from error
+        except (httpx.HTTPError, EngineFailure, ValueError, KeyError, IndexError, TypeError) as error:
+            raise choose_error_type(error)(
+                f"The {wire.kind} server does not answer at the route {wire.route}: "
+                f"{self._server.clean(str(error)) or type(error).__name__}",
+                where=f"ajet.rollout.vllm.base_url: {self.base_url}",
+                expected=f"{wire.expected}, version {wire.tested_versions}"
+                + (f"; this server has {server_version}" if server_version else ""),
+            ) from error
+
+    def require_logprobs(self, sampling: Sampling) -> None:
+        """Check that the server reports the logprobs needed by the sampling parameters.
+
+        Raises:
+            UserError: the logprobs are not available.
+        """
+        if (problem := explain_missing_logprobs(self._wire, self.reports_sampled, sampling)) is not None:
+            why, do = problem
+            raise UserError(
+                f"The {self._wire.kind} server {why}, but the run samples at temperature "
+                f"{sampling.temperature}{' with truncation' if truncates(sampling) else ''}.",
+                where=f"ajet.rollout.vllm.base_url: {self.base_url}",
+                expected="a server that reports the log-probabilities of the distribution it samples from",
+                do=do,
+            )
+
+    def weights(self) -> ServerWeights:
+        """Return a client for the server's weights."""
+        return self._wire.weights(self.base_url, self.headers)
+
+    @property
+    def kind(self) -> str:
+        """Display name of the server's kind."""
+        return self._wire.kind
+
+    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        """Stream one reply; closing the iterator early closes the connection, and the server aborts.
+
+        Raises:
+            EngineFailure: the server refused, failed, or changed its weights meanwhile.
+        """
+        limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
+        needs_unit = not is_one_logprob(request.sampling)
+        if (problem := explain_missing_logprobs(self._wire, self.reports_sampled, request.sampling)) is not None:
+            raise EngineFailure(f"the server {problem[0]}: {problem[1]}", retryable=False)
+        loop = asyncio.get_running_loop()
+        finished = False
+        while not finished:
+            stream = TokenStream(loop)
+            while (task := self._start_call(loop, request, limit, stream, needs_unit)) is None:
+                await asyncio.sleep(SETTLE_POLL_S)
+            task.add_done_callback(self._forget_call)
+            try:
+                while not finished:
+                    chunk = await stream.next()
+                    finished = chunk.finish is not None
+                    yield chunk
+            except CallNotStartedError:
+                continue
+            finally:
+                task.cancel()
+
+    def weights_changed(self, version: int) -> None:
+        """Set the version of the server's weights after running calls have ended.
+
+        Raises:
+            ValueError: `version` is older than the current one.
+        """
+        if version < self.version:
+            raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
+        with self._idle:
+            self._idle.wait_for(lambda: not self.calls)
+            self.version = version
+
+    def confirm_weights(self, version: int, name: str | None) -> None:
+        """Set version and name of the server's weights. Replies count only while the server reports this name.
+
+        Call it within `drain_calls`. The version may be older than before.
+
+        Args:
+            version: policy step of the weights.
+            name: the server's name for them; None if it has none.
+        """
+        with self._idle:
+            self.version, self._expected, self.has_unknown_weights = version, name, False
+            self._salt = secrets.token_urlsafe(16)
+
+    @contextmanager
+    def drain_calls(self, on_wait: Callable[[], None]) -> Iterator[None]:
+        """Within the block no call runs: running calls have ended, and new ones wait.
+
+        Args:
+            on_wait: called about once per second until running calls have ended.
+        """
+        with self._idle:
+            self._drains += 1
+        try:
+            while True:
+                with self._idle:
+                    if self._idle.wait_for(lambda: not self.calls, timeout=1.0):
+                        break
+                on_wait()
+            yield
+        finally:
+            with self._idle:
+                self._drains -= 1
+
+    def score(self, ids: Sequence[int]) -> list[float]:
+        """Return the server's log-probabilities of `ids[1:]` at temperature 1.
+
+        Raises:
+            UserError: the server cannot score.
+        """
+        known = [int(token) for token in ids]
+        try:
+            with httpx.Client(
+                base_url=self.base_url, headers=self.headers, timeout=build_timeout(self._server.silence)
+            ) as client:
+                body = self._wire.score_body(known, 1, secrets.token_urlsafe(16))
+                return self._wire.scored(self._post_json(client, body), known[1:])
+        except (httpx.HTTPError, EngineFailure, ValueError) as error:
+            why = self._server.clean(str(error)) or type(error).__name__
+            raise choose_error_type(error)(
+                f"The {self._wire.kind} server cannot return the log-probabilities of a given text: {why}",
+                where=f"ajet.rollout.vllm.base_url: {self.base_url}",
+            ) from error
+
+    def close(self) -> None:
+        """Release all connections; running calls fail with EngineFailure. Idempotent."""
+        with self._idle:
+            self._closed = True
+            calls = dict(self.calls)
+        for task, stream in calls.items():
+            if not stream.loop.is_closed():
+                stream.loop.call_soon_threadsafe(task.cancel)
+        self._server.close()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Request headers with the key, if set."""
+        return self._server.headers
+
+    def _make_cache_salt(self, version: int) -> str:
+        return f"{self._salt}-{version}"
+
+    def _read_served_model(self, client: httpx.Client) -> dict[str, Any]:
+        response = client.get("/v1/models", timeout=20.0)
+        if response.status_code >= 400:
+            raise self._server.refused(response.status_code, response.text)
+        served: dict[str, Any] = load_json(response.content)["data"][0]
+        return served
+
+    def _read_server_version(self, client: httpx.Client) -> str:
+        """Return the server's version, "" if it reports none; log a warning for a version that is not tested."""
+        response = client.get(self._wire.version_route, timeout=20.0)
+        try:
+            version = str(load_json(response.content)["version"]) if response.status_code == 200 else ""
+        except (ValueError, KeyError, TypeError):
+            version = ""
+        if version and not _includes_version(self._wire.tested_versions, version):
+            logger.warning(
+                "the {} server at {} has version {}, and ajet is tested with {}. A reply that ajet cannot read is "
+                "refused; use a tested version if that happens",
+                *(self._wire.kind, self.base_url, version, self._wire.tested_versions),
+            )
+        return version
+
+    def _probe_logprobs(self, client: httpx.Client) -> bool:
+        """Sample and score some tokens. Return True if the server reports logprobs of the sampled distribution."""
+        prompt = np.arange(1, 3, dtype=np.int32)
+        limit = min(PROBE_TOKENS, self.max_model_len - len(prompt))
+        request = TokenRequest(prompt, Sampling(limit, temperature=PROBE_TEMPERATURE), DrawKey(0, 0, 0, 0))
+        body = {**self._wire.body(request, limit, self._make_cache_salt(0)), "stream": False}
+        tokens, reported = self._wire.drawn(self._post_json(client, body))
+        body = self._wire.score_body([*prompt.tolist(), *tokens], len(prompt), self._make_cache_salt(0))
+        unit = self._wire.scored(self._post_json(client, body), tokens)
+        return bool(np.abs(np.subtract(reported, unit)).mean() > SAME_LOGPROB_NATS)
+
+    def _post_json(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+        response = client.post(self._wire.route, json=body)
+        if response.status_code >= 400:
+            raise self._server.refused(response.status_code, response.text)
+        answer: dict[str, Any] = load_json(response.content, most=MOST_VALUES)
+        return answer
+
+    async def _add_unit_logprobs(self, request: TokenRequest, held: list[TokenChunk], version: int) -> TokenChunk:
+        """Merge a reply's chunks, and add logprobs at temperature 1 from a second request to the server.
+
+        Args:
+            held: the chunks of the complete reply.
+            version: policy version of the reply.
+        """
+        merged = TokenChunk([], [], [], version, held[-1].finish)
+        for chunk in held:
+            merged.ids += chunk.ids
+            merged.logprobs += chunk.logprobs
+            merged.top += chunk.top
+            if chunk.routed_experts is not None:
+                merged.routed_experts = chunk.routed_experts
+        if merged.ids:
+            prompt: list[int] = request.prompt_ids.tolist()
+            body = self._wire.score_body([*prompt, *merged.ids], len(prompt), self._make_cache_salt(version))
+            response = await self._open_client().post(self._wire.route, json=body)
+            if response.status_code >= 400:
+                raise self._server.refused(response.status_code, response.text)
+            merged.logprobs_unit = self._wire.scored(self._server.parsed(response.text), merged.ids)
+        return merged
+
+    def _start_call(
+        self, loop: asyncio.AbstractEventLoop, request: TokenRequest, limit: int, stream: TokenStream, needs_unit: bool
+    ) -> asyncio.Task[None] | None:
+        with self._idle:
+            if self._closed:
+                raise EngineFailure("the engine is closed", retryable=False)
+            if self._drains or self.has_unknown_weights:
+                return None
+            task = loop.create_task(self._serve_call(request, limit, self.version, stream, needs_unit))
+            self.calls[task] = stream
+            return task
+
+    async def _require_expected(self, failure: type[EngineFailure] = EngineFailure) -> None:
+        """Raise `failure` unless the server's current name for its weights is the confirmed one."""
+        if self._expected is None:
+            return
+        answer = await self._open_client().get(self._wire.name_route)
+        known = answer.status_code == 200
+        name = self._server.parsed(answer.text).get("weight_version") if known else f"status {answer.status_code}"
+        if name != self._expected:
+            self.has_unknown_weights = True
+            raise failure(f"another process changed the server's weights: they are {name}, expected {self._expected}")
+
+    def _check_weight_names(self, reply: StreamedReply) -> bool:
+        """Return False if the server did not name the weights of the reply's tokens.
+
+        Raises:
+            EngineFailure: other weights than the confirmed ones sampled some of them.
+        """
+        names = reply.weight_names
+        if names is None:
+            return False
+        if self._expected is not None and names != {self._expected}:
+            self.has_unknown_weights = True
+            raise EngineFailure(
+                f"another process changed the server's weights: {sorted(names)} sampled instead of {self._expected}"
+            )
+        if len(names) > 1:
+            raise EngineFailure(f"the server's weights changed within the reply: {sorted(names)}")
+        return True
+
+    async def _serve_call(
+        self, request: TokenRequest, limit: int, version: int, stream: TokenStream, needs_unit: bool
+    ) -> None:
+        reply = self._wire.reply(request, version)
+        held: list[TokenChunk] = []
+        failure = EngineFailure("the engine was closed")
+        finished = False
+        try:
+            await self._require_expected(CallNotStartedError)
+            async for chunk in self._stream_chunks(
+                self._wire.body(request, limit, self._make_cache_salt(version)), reply
+            ):
+                if needs_unit:
+                    held.append(chunk)
+                    continue
+                if chunk.finish is not None:
+                    if not self._check_weight_names(reply):
+                        await self._require_expected()
+                    finished = True
+                stream.put(chunk)
+            if needs_unit:
+                merged = await self._add_unit_logprobs(request, held, version)
+                self._check_weight_names(reply)
+                await self._require_expected()
+                stream.put(merged)
+                finished = True
+        except EngineFailure as error:
+            failure = error
+        except httpx.HTTPError as problem:
+            failure = self._server.unreachable(problem)
+        finally:
+            if not finished:
+                stream.put(failure)
+
+    async def _stream_chunks(self, body: dict[str, Any], reply: StreamedReply) -> AsyncIterator[TokenChunk]:
+        async with self._open_client().stream("POST", self._wire.route, json=body) as response:
+            if response.status_code >= 400:
+                raise self._server.refused(response.status_code, (await response.aread()).decode("utf-8", "replace"))
+            async for line in response.aiter_lines():
+                data = line[5:].strip() if line.startswith("data:") else ""
+                if data == "[DONE]":
+                    break
+                chunk = reply.read(self._server.parsed(data)) if data else None
+                if chunk is not None:
+                    yield chunk
+        yield reply.end()
+
+    def _forget_call(self, task: asyncio.Task[None]) -> None:
+        with self._idle:
+            del self.calls[task]
+            self._idle.notify_all()
+
+    def _open_client(self) -> httpx.AsyncClient:
+        with self._idle:
+            if self._closed:
+                raise EngineFailure("the engine is closed", retryable=False)
+            return self._server.client()
+
+
+def _includes_version(specifier: str, version: str) -> bool:
+    """True if a version matches the specifier; a build between two releases counts as well."""
+    try:
+        return SpecifierSet(specifier).contains(version, prereleases=True)
+    except InvalidVersion:
+        return False

@@ -1,0 +1,192 @@
+"""RemoteSglang uses the native route of an SGLang server, `POST /generate` (tested: 0.5.23).
+
+The route takes exact ids and returns exact ids with one logprob per token, of the distribution at the sampling
+temperature but before top_p and top_k. With SGLANG_RETURN_ORIGINAL_LOGPROB=1 the logprob is at temperature 1. Requests
+with top_p or top_k are therefore refused. An id outside the vocabulary crashes the server, so it is never sent.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ajet.engine.contract import TokenChunk, TokenRequest
+from ajet.schema.bounded_json import load_json
+from ajet.schema.errors import EngineFailure
+from ajet_vllm.remote import RemoteEngine
+from ajet_vllm.server_weights import ServerWeights
+from ajet_vllm.wire import StreamedReply
+
+ROUTE = "/generate"
+
+
+NAME_ROUTE = "/model_info"
+INFO_ROUTE = "/server_info"
+
+
+class SglangWeights(ServerWeights):
+    """Reads and changes the weights of an SGLang server.
+
+    Every server has a name for its weights (`GET /model_info`) and loads a folder on its own machine (`POST
+    /update_weights_from_disk`) while no reply runs: ajet's request keeps the default `abort_all_requests`, which aborts
+    running replies, and the server waits for later ones. A single request loads and names the weights; the name always
+    belongs to the last load.
+    """
+
+    kind = "SGLang"
+    expected = "a server of SGLang 0.5.23 or newer"
+    cannot = "name for its weights"
+
+    def name(self) -> str | None:
+        """Return the server's name for its weights; SGLang always has one."""
+        return str(self._parse_answer(self._send_request("GET", NAME_ROUTE)).get("weight_version"))
+
+    def _load_folder(self, folder: Path, name: str) -> str:
+        load: dict[str, Any] = {"model_path": str(folder), "weight_version": name, "flush_cache": True}
+        self._parse_answer(
+            self._send_request("POST", "/update_weights_from_disk", load),
+            f"load the folder {folder}, which must also exist on the server's machine",
+        )
+        return str(self.name())
+
+
+class SglangWire:
+    """SGLang's requests and responses, as defined by `Wire`."""
+
+    kind = "SGLang"
+    expected = "the URL of `sglang serve --model-path MODEL` (0.5.23 or newer), and its API key in the environment"
+    sampled_logprobs_option = "start the server without SGLANG_RETURN_ORIGINAL_LOGPROB"
+    reports_truncated = False
+    route = ROUTE
+    name_route = NAME_ROUTE
+    version_route = INFO_ROUTE
+    tested_versions = ">=0.5.23"
+
+    def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
+        """Return the longest accepted sequence, less than the context because SGLang reserves some tokens."""
+        return int(load_json(client.get(INFO_ROUTE).raise_for_status().content)["max_req_input_len"]) - 1
+
+    def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
+        """Build the JSON body of a generate request.
+
+        Without stop ids the reply continues past the model's end token. With stop ids SGLang always stops at the end
+        token, too.
+        """
+        sampling = request.sampling
+        params: dict[str, Any] = {
+            "max_new_tokens": limit,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            **PLAIN,
+            "stop_token_ids": list(sampling.stop_ids),
+            "ignore_eos": not sampling.stop_ids and sampling.json_schema is None,
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+            "stream_interval": INTERVAL,
+            # only read with --enable-deterministic-inference; without a seed, all requests would then sample the same
+            "sampling_seed": secrets.randbits(31) if sampling.seed is None else sampling.seed,
+        }
+        if sampling.json_schema is not None:
+            schema = json.loads(sampling.json_schema)
+            params["json_schema"] = json.dumps(schema or {"type": "object"})
+        return {
+            "input_ids": request.prompt_ids.tolist(),
+            "sampling_params": params,
+            "return_logprob": True,
+            "top_logprobs_num": sampling.top_logprobs,
+            "extra_key": salt,
+            "stream": True,
+        }
+
+    def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
+        """Build the request that scores ids from position `first`."""
+        return {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": first - 1,
+            "extra_key": salt,
+            "stream": False,
+        }
+
+    def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
+        """Return the logprobs at temperature 1 of `ids`, the last ids of a scored prompt.
+
+        Raises:
+            EngineFailure: the scores are missing or belong to other ids.
+        """
+        try:
+            rows = answer["meta_info"]["input_token_logprobs"][-len(ids) :]
+            if [int(row[1]) for row in rows] != ids:
+                raise ValueError
+            return [min(float(row[0]), 0.0) for row in rows]
+        except (KeyError, TypeError, ValueError, IndexError) as problem:
+            raise EngineFailure(
+                "the server returned log-probabilities of other tokens than it sampled, or none"
+            ) from problem
+
+    def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
+        """Return the sampled ids and their logprobs from a response."""
+        rows = answer["meta_info"]["output_token_logprobs"]
+        return [int(row[1]) for row in rows], [float(row[0]) for row in rows]
+
+    def reply(self, request: TokenRequest, version: int) -> SglangReply:
+        """Return a reader for one streamed reply."""
+        return SglangReply(request, version)
+
+    def weights(self, base_url: str, headers: dict[str, str]) -> SglangWeights:
+        """Return a client for the server's weights."""
+        return SglangWeights(base_url, headers)
+
+
+class RemoteSglang(RemoteEngine):
+    """A remote SGLang server as an engine."""
+
+    def __init__(self, base_url: str, **more: Any) -> None:
+        """`more`: keyword arguments of RemoteEngine."""
+        super().__init__(SglangWire(), base_url, **more)
+
+
+PLAIN = {"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+PLAIN |= {"min_new_tokens": 0, "n": 1}
+"""Neutral sampling values, sent explicitly: a server's `--preferred-sampling-params` would override omitted ones."""
+INTERVAL = 32
+"""Tokens between two events after the first.
+
+Each event contains the complete reply up to then (about 45 bytes per token): one event per token would transfer 6 GB
+for a reply of 16K tokens.
+"""
+
+
+class SglangReply(StreamedReply):
+    """Reads the events of one stream."""
+
+    def _read_event(self, event: dict[str, Any]) -> TokenChunk | None:
+        info = event["meta_info"]
+        # "stop" without a token id is a stop string, and no request has one
+        if (reason := info["finish_reason"]) is not None:
+            ours = reason["type"] != "stop" or isinstance(reason.get("matched"), int)
+            self._set_finish(reason["type"] if ours else None, reason)
+        new = int(info["completion_tokens"]) - self._tokens
+        if new < 0:
+            raise EngineFailure(f"the server streamed {self._tokens} tokens, but its count rose by {new} more")
+        return self._build_chunk(event["output_ids"], info["output_token_logprobs"], info, new) if new else None
+
+    def _build_chunk(self, ids: list[int], rows: list[list[Any]], info: dict[str, Any], new: int) -> TokenChunk:
+        if len(ids) < new or len(rows) < new:
+            raise EngineFailure(
+                f"the server counts {new} new tokens, but sent {len(ids)} tokens with {len(rows)} log-probabilities"
+            )
+        top = info["output_top_logprobs"][-new:] if self._top else []
+        chunk = TokenChunk([], [], [], self._version)
+        for token, (logprob, named, *_) in zip(ids[-new:], rows[-new:], strict=True):
+            self._add_token(chunk, token, named, logprob)
+        # tokens excluded by a schema have null as logprob, because JSON lacks infinity
+        likely = [[(int(token), logprob) for logprob, token, *_ in row[: self._top]] for row in top]
+        chunk.top = [[(token, float(logprob)) for token, logprob in row if logprob is not None] for row in likely]
+        return chunk
