@@ -105,7 +105,7 @@ def test_the_trainer_adds_the_divergence_at_every_turn(top_k):
         chosen = torch.from_numpy(sample.timeline.ids[sample.timeline.mask]).long()[:, None]
         logprobs = plain_logits(twin, sample).log_softmax(-1).gather(1, chosen).squeeze(1)
         (sample.weight * (2.0 * values - advantages * logprobs)).sum().backward()
-        expected += float(sample.weight * (2.0 * values - advantages).sum())
+        expected += sample.weight * (2.0 * values - advantages).sum().item()
     assert loss.tally.loss == pytest.approx(expected, rel=1e-4)
     weights = trainer.policy.weights
     for place in weights.places:
