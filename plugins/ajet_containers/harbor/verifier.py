@@ -42,7 +42,7 @@ async def verify(container: LivingContainer, task: HarborTask) -> tuple[dict[str
     )
     if ended.ended_by:
         raise JudgeFailure(f"the verifier did not end within {table.timeout_sec:g} seconds")
-    printed = await asyncio.to_thread(_read_printed, container)
+    printed = await asyncio.to_thread(_read_printed, container) or ended.stderr  # of a missing bash
     _require_offline(container, task, printed)
     try:
         return await asyncio.to_thread(read_rewards, container), ended, printed
