@@ -1,8 +1,8 @@
 """The difference of two groups of runs, over tasks and over runs.
 
 Invariant: only tasks that are the same in both groups are paired. The interval over tasks says what other tasks would
-change with these runs; the interval over runs says what other seeds would change with these tasks. A difference is
-called real only if both exclude 0.
+change with these runs; the interval over runs says what other seeds would change with these tasks. Runs of equal seed
+are paired, because they share the order of tasks. A difference is called real only if both exclude 0.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
-from ajet.record.intervals import plus_minus, t_quantile
+from ajet.record.intervals import half_width, plus_minus, t_quantile
 from ajet.record.scores import Comparison, compare
 from ajet_viewer.comparison.groups import RunComparison, RunGroup
 
@@ -29,8 +29,10 @@ class GroupDifference:
     difference: float | None
     """Of the means over runs; None without held-out results of both."""
     error: float | None
-    """Half of its 95 % interval over runs (Welch); None with a single run, or without spread."""
+    """Half of its 95 % interval over runs; None with a single run, or without spread."""
     runs: tuple[int, int]
+    is_paired: bool
+    """True if the runs are paired by their seeds, which are the same in both groups; else Welch's interval."""
 
     @property
     def is_real(self) -> bool:
@@ -45,7 +47,8 @@ class GroupDifference:
             return line + "no held-out results of both"
         tasks = "different tasks" if self.by_task is None else self.by_task.describe_difference().removesuffix(CHANCE)
         form, wide = ("+.1%", ".1%") if self.quantity == "success" else ("+.3g", ".2g")
-        runs = f"over {self.runs[0]} and {self.runs[1]} runs {self.difference:{form}}{plus_minus(self.error, wide)}"
+        over = f"{self.runs[0]} seeds" if self.is_paired else f"{self.runs[0]} and {self.runs[1]} runs"
+        runs = f"over {over} {self.difference:{form}}{plus_minus(self.error, wide)}"
         if min(self.runs) < 2:
             return f"{line}{tasks}; other seeds: unknown, because a group has one run"
         return f"{line}{tasks}; {runs}" + ("" if self.is_real else CHANCE)
@@ -77,6 +80,9 @@ def welch_error(before: Sequence[float], after: Sequence[float]) -> float | None
 
 def _compare_pair(comparison: RunComparison, before: RunGroup, after: RunGroup) -> GroupDifference:
     was, now = comparison.score_group(before), comparison.score_group(after)
+    by_seed = [comparison.score_seeds(group) for group in (before, after)]
+    is_paired = len(by_seed[0]) == len(was) and by_seed[0].keys() == by_seed[1].keys() and len(was) == len(now)
+    pairs = [by_seed[1][seed] - value for seed, value in by_seed[0].items()] if is_paired else []
     pooled = [comparison.pool_attempts(group) for group in (before, after)]
     return GroupDifference(
         before.label,
@@ -84,8 +90,9 @@ def _compare_pair(comparison: RunComparison, before: RunGroup, after: RunGroup) 
         comparison.quantity,
         compare(*pooled) if _have_same_tasks(before, after) else None,
         fmean(now) - fmean(was) if was and now else None,
-        welch_error(was, now),
+        half_width(pairs) if is_paired else welch_error(was, now),
         (len(was), len(now)),
+        is_paired,
     )
 
 

@@ -105,6 +105,12 @@ class RunComparison:
         by_run = [self.score_run(run) for run in group.runs]
         return [fmean(by_task.values()) for by_task in by_run if by_task]
 
+    def score_seeds(self, group: RunGroup) -> dict[int, float]:
+        """Return the held-out mean by seed; empty unless every run has a recorded seed of its own."""
+        scored = [(run.seed, scores) for run in group.runs if (scores := self.score_run(run))]
+        found = {seed: fmean(scores.values()) for seed, scores in scored if seed is not None}
+        return found if len(found) == len(scored) else {}
+
     def pool_attempts(self, group: RunGroup) -> Scores:
         """Return the held-out attempts of all runs of a group as scores by task."""
         return Scores([attempt for run in group.runs for attempt in run.attempts], self.lowest)

@@ -36,7 +36,9 @@ def test_tables_fit_the_terminal(root: Path, columns: int) -> None:
     assert weak[1:] == ["3", "2", "0.146", "±", "0.18", "25.0%", "±", "31.1%", "3", "runs", "2.0", "80"]
     assert ["strong", "2", "of", "3", "2", "2.0", "80"] in rows
     assert ["0", "of", "3", "–", "–", "–"] in [row[1:] for row in rows]
-    assert "success +70.8% ± 31% over 8 tasks, p = 0.016 (exact permutation test); over 3 and 3 runs" in sentence
+    assert (
+        "success +70.8% ± 31% over 8 tasks, p = 0.016 (exact permutation test); over 3 seeds +70.8% ± 17.9%" in sentence
+    )
     assert "may be chance" not in sentence
 
 
