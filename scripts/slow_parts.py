@@ -47,7 +47,7 @@ PARTS = (
         boots=False,
     ),
     Part("mistakes", 900, ("tests/mistakes",), boots=False),
-    Part("products", 1260, (CONTRACT, "tests/docs", "plugins"), boots=False),
+    Part("products", 1460, (CONTRACT, "tests/docs", "plugins"), boots=False),
     Part("oldest and newest Python", 400, ("tests/installs/test_fresh_pythons.py",), boots=False),
     Part("newest packages", 900, ("tests/installs/test_newest_packages.py",), boots=False),
     Part("vllm", 1800, (f"{VLLM}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
