@@ -28,7 +28,7 @@ NAMES = {
     ),
 }
 LAST = "Bell Cook Dale Fox Gray Hill Hunt King Lake Lane Moss Pike Reed Rice Snow Wood".split()  # noqa: SIM905
-SIZES = {"demonstrations": 6000, "train": 1024, "validation": 64}
+SIZES = {"demonstrations": 3600, "train": 1024, "validation": 64}
 Turns = list[list[str]]
 """The names that each turn adds."""
 
