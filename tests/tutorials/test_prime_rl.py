@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from ajet.config import load_experiment, resolve_reference
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from tests.support.tutorial_runs import TUTORIALS, prints
+from tests.support.tutorial_runs import TUTORIALS, learned, prints, taught
 from tests.support.workflow_fixtures import scene
 
 FOLDER = TUTORIALS / "example_prime_rl"
@@ -111,9 +110,14 @@ def test_demonstrations_are_games_by_the_rules() -> None:
 
 
 @pytest.mark.parametrize("name", ["reverse_text", "alphabet_sort", "wordle"])
-def test_each_example_is_ready_to_run(name: str, tmp_path: Path) -> None:
+def test_each_example_is_ready_to_run(name: str) -> None:
     for yaml in (FOLDER / f"{name}_sft.yaml", FOLDER / f"{name}.yaml"):
         load_experiment(yaml).require_ready()
-    prints(FOLDER / f"{name}.py", tmp_path / "rows.jsonl")
-    for row in map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines()):
-        assert row["messages"][-1]["role"] == "assistant"
+
+
+@pytest.mark.extra_slow
+def test_rewards_teach_to_reverse_a_text(tmp_path: Path) -> None:
+    prints(FOLDER / "reverse_text.py", tmp_path / "reverse_text.jsonl")
+    model = taught(FOLDER / "reverse_text_sft.yaml", tmp_path)
+    held_out, _ = learned(FOLDER / "reverse_text.yaml", tmp_path, "reverse_text", model)
+    assert held_out[-1] >= 0.8 and held_out[-1] > held_out[0] + 0.02, held_out
