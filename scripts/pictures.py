@@ -126,7 +126,7 @@ def seed_curves(results: Path, tutorial: Path) -> None:
             runs.setdefault(row["example"], []).append(row)
     figure = Figure(figsize=(3.4 * len(runs), 3.2), dpi=120, layout="constrained")
     for axes, (example, rows) in zip(figure.subplots(1, len(runs), squeeze=False)[0], runs.items(), strict=True):
-        for row, colour in zip(rows, ("#2a5f9e", "#c8553d", "#4f8a4c"), strict=True):
+        for row, colour in zip(rows, ("#2a5f9e", "#c8553d", "#4f8a4c"), strict=False):
             steps, rewards = [int(step) for step in row["held_out"]], list(row["held_out"].values())
             axes.plot(range(1, len(row["training_reward"]) + 1), row["training_reward"], ".", color=colour, alpha=0.35)
             axes.plot(steps, rewards, "o-", color=colour, markersize=4, label=f"seed {row['seed']}")
