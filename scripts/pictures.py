@@ -5,6 +5,7 @@ tutorial's curve out of a run of it.
     python scripts/pictures.py --from FOLDER         those of the viewer again, from a folder that --keep left
     python scripts/pictures.py --keep                and leave the folder
     python scripts/pictures.py --curve RUN TUTORIAL  TUTORIAL/curve.png, of the run in the folder RUN
+    python scripts/pictures.py --seeds FILE TUTORIAL TUTORIAL/curve.png, of the runs in the rows of FILE, by seed
 
 Invariant: nothing is drawn by hand. A terminal's picture is what the console printed, a page's what Chromium shows of
 `ajet view`, both of the tool template on its tiny model, in a folder of its own. A tutorial's curve is what a run
@@ -40,12 +41,15 @@ def main() -> None:
     parser.add_argument("--from", dest="folder", type=Path)
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--curve", nargs=2, type=Path, metavar=("RUN", "TUTORIAL"))
+    parser.add_argument("--seeds", nargs=2, type=Path, metavar=("FILE", "TUTORIAL"))
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)  # a child's: one command, in its own process
     options, arguments = parser.parse_known_args()
     if options.record:
         return record(options.record, arguments)
     if options.curve:
         return curve(*options.curve)
+    if options.seeds:
+        return seed_curves(*options.seeds)
     if options.folder:
         return viewer(options.folder)
     DEMO.mkdir()
@@ -103,13 +107,42 @@ def record(picture: Path, arguments: list[str]) -> None:
 
 def curve(run: Path, tutorial: Path) -> None:
     """`curve.png` in the tutorial's folder: what the run's `metrics.jsonl` says."""
-    from PIL import Image
-
     from ajet.record.curve import draw_png
 
     picture = tutorial / "curve.png"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     draw_png(rows, picture, title=run.name)
+    reduce_colours(picture)
+
+
+def seed_curves(results: Path, tutorial: Path) -> None:
+    """Draw the held-out and the training reward of every recorded run, one panel per example, one colour per seed."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for row in map(json.loads, results.read_text().splitlines()):
+        if row["stage"] == "rl":
+            runs.setdefault(row["example"], []).append(row)
+    figure = Figure(figsize=(3.4 * len(runs), 3.2), dpi=120, layout="constrained")
+    for axes, (example, rows) in zip(figure.subplots(1, len(runs), squeeze=False)[0], runs.items(), strict=True):
+        for row, colour in zip(rows, ("#2a5f9e", "#c8553d", "#4f8a4c"), strict=False):
+            steps, rewards = [int(step) for step in row["held_out"]], list(row["held_out"].values())
+            axes.plot(range(1, len(row["training_reward"]) + 1), row["training_reward"], ".", color=colour, alpha=0.35)
+            axes.plot(steps, rewards, "o-", color=colour, markersize=4, label=f"seed {row['seed']}")
+        axes.set(title=example, xlabel="training step", ylim=(0, 1.03))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(axis="y", color="#e6e6e6")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.supylabel("reward")
+    figure.savefig(tutorial / "curve.png")
+    reduce_colours(tutorial / "curve.png")
+
+
+def reduce_colours(picture: Path) -> None:
+    from PIL import Image
+
     Image.open(picture).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(picture, optimize=True)
 
 
