@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from packaging.version import Version
 
@@ -58,6 +59,16 @@ def vllm_engine(*, weights: Any = None, version: int = 0, **options: Any) -> Any
     from ajet_vllm.launch import VllmLaunch
 
     return load_engine()(VllmLaunch(tiny_folder(), **options), weights=weights, version=version)
+
+
+def list_engine_processes() -> list[psutil.Process]:
+    """Return the living processes of vLLM engines below this process."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.name().startswith("VLLM") and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def list_route_options() -> tuple[str, ...]:

@@ -29,7 +29,14 @@ from ajet.engine.teacher_endpoint import TeacherEndpoint
 from ajet.schema.errors import EngineFailure, UserError
 from tests.support.local_fixtures import timeline_of
 from tests.support.vllm_bench import PROMPT, Bench
-from tests.support.vllm_fixtures import VOCABULARY, tiny_folder, unit_logprobs, vllm_engine, vllm_server
+from tests.support.vllm_fixtures import (
+    VOCABULARY,
+    list_engine_processes,
+    tiny_folder,
+    unit_logprobs,
+    vllm_engine,
+    vllm_server,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.boots]
 
@@ -204,17 +211,17 @@ def test_a_request_that_cannot_be_answered_is_refused_and_hurts_nobody(bench: Be
 
 
 def test_ctrl_c_is_not_for_its_processes(bench: Bench) -> None:
-    for process in bench.engine.processes():
+    for process in list_engine_processes():
         process.send_signal(signal.SIGINT)
     assert len(ask(bench.engine, request_of(60)).ids) == 60
 
 
 OWNER = """
 import sys, time
-from tests.support.vllm_fixtures import vllm_engine
+from tests.support.vllm_fixtures import list_engine_processes, vllm_engine
 if __name__ == "__main__":
     engine = vllm_engine(max_num_seqs=1)
-    print(*(process.pid for process in engine.processes()), flush=True)
+    print(*(process.pid for process in list_engine_processes()), flush=True)
     time.sleep(600)
 """
 
@@ -291,7 +298,7 @@ def test_when_its_process_dies_every_call_fails_and_nothing_hangs(bench: Bench) 
         calls = [asyncio.ensure_future(reply_of(bench.engine, request_of(900, repeat=k))) for k in range(3)]
         stream = bench.engine.generate(request_of(900, repeat=3))
         await stream.__anext__()
-        for process in bench.engine.processes():
+        for process in list_engine_processes():
             if "EngineCore" in process.name():
                 process.kill()
         with pytest.raises(EngineFailure):
@@ -305,10 +312,10 @@ def test_when_its_process_dies_every_call_fails_and_nothing_hangs(bench: Bench) 
         ask(bench.engine, request_of(3))
     with pytest.raises(EngineFailure):
         bench.update()
-    processes = bench.engine.processes()
+    processes = list_engine_processes()
     bench.engine.close()
     psutil.wait_procs(processes, timeout=30)
-    assert not bench.engine.processes()
+    assert not list_engine_processes()
 
 
 @pytest.mark.extra_slow
