@@ -48,7 +48,7 @@ class Player(Workflow):
             reply = await client.chat.completions.create(model="tuned", messages=messages)
             content = reply.choices[0].message.content or ""
             guess = read_guess(content, turns)
-            if guess is None:  # TextArena ends the game on an invalid guess, too
+            if guess is None:  # an invalid or repeated guess loses at once
                 break
             turns.append((guess, mark_letters(guess, secret)))
             messages += [{"role": "assistant", "content": content}, {"role": "user", "content": show_turn(turns[-1])}]
