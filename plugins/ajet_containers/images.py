@@ -43,7 +43,7 @@ def build_image(engine: ContainerEngine, folder: Path, *, network: bool, timeout
         if not find_image_problem(engine.name, image):
             return image
         logger.info("{} builds the image of {}", engine.name, folder)
-        argv = [engine.program, "build", "--tag", image, "--label", "ajet.task=1"]
+        argv = [engine.program, "build", "--tag", image, "--label", "ajet-task=1"]
         argv += ["--pull=never"] if engine.name == "podman" else []  # docker pulls what is missing: none is
         argv += ["--network", "host" if network else "none", str(folder)]
         try:

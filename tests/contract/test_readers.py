@@ -82,7 +82,8 @@ def test_no_reader_is_left_out() -> None:
         "env_service",
         "data_generation",
         "tracing",
-    }  # test_env_service.py, test_generation.py, test_tracing.py
+        "harbor",
+    }  # test_env_service.py, test_generation.py, test_tracing.py, test_harbor_task.py
     assert {name for name, part in find_parts("reader").items() if part.code} - elsewhere == set(KINDS) - {"own"}
 
 

@@ -78,7 +78,7 @@ def test_the_unpacked_wheel_is_what_runs(unpacked: Path, tmp_path: Path) -> None
     told = f"import os, sys; sys.path[:] = [p for p in sys.path if p not in {checkout}]; "
     told += "import ajet; from ajet.schema.commands import format_extra_install; print(ajet.__file__)"
     told += "; print(format_extra_install('local'))"
-    told += "; from ajet_aworld.startup import start; start()"
+    told += "; from ajet_aworld.packages import install_finders; install_finders()"
     told += "; import train.adapter.verl.common as c, env.train_env as e; print(c.__file__); print(e.__file__)"
     place, advice, *names = python(unpacked, tmp_path, "-c", told).stdout.splitlines()
     assert all(Path(name).is_relative_to(unpacked / "ajet_aworld" / "names") for name in names) and len(names) == 2

@@ -14,12 +14,12 @@ from ajet.context_tracker import timelines
 from ajet.engine.contract import TokenRequest
 from ajet.schema.episode import Episode
 from ajet.tokens import Renderer
-from ajet_aworld.startup import start
+from ajet_aworld.packages import install_finders
 from ajet_proof.tokens.proof import prove as prove_record
 from tests.support.chat_templates import tokenizer
 from tests.support.rollouts import Stage, stage
 
-start()  # before a test imports AWorld
+install_finders()  # before a test imports AWorld
 NOTES = Path(__file__).parent / "notes_server.py"
 PRINTED = """
 from aworld.agents.llm_agent import Agent
