@@ -55,12 +55,11 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
         extras = [experiment.backbone.extra, _EXTRA_OF_ENGINE.get(experiment.ajet.rollout.engine)]
     sections = {"machine": check_machine(folder), "packages": check_packages([extra for extra in extras if extra])}
     own_backbone = experiment.backbone if experiment is not None else None
-    for backbone in dict.fromkeys(
-        each.name for each in (*list_shipped_backbones().values(), *([own_backbone] if own_backbone else []))
-    ):
-        each = find_backbone(backbone)
-        if findings := load_runner(each).checkup(config, needed=each is own_backbone):
-            sections[backbone] = findings
+    backbones = [*list_shipped_backbones().values(), *([own_backbone] if own_backbone else [])]
+    for name in dict.fromkeys(each.name for each in backbones):
+        backbone = find_backbone(name)
+        if findings := load_runner(backbone).checkup(config, needed=backbone is own_backbone):
+            sections[name] = findings
     sections["network"] = check_network(config)
     for title, check in find_doctor_checks().items():
         if findings := _run_check(title, check, experiment, model):

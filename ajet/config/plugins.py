@@ -87,7 +87,7 @@ def list_first_names(kind: NamedKind) -> list[str]:
 
 
 def find_first_name(kind: NamedKind, name: str) -> str:
-    """Return the first name of a part for any of its names, or the name itself if it is unknown."""
+    """Return the main name of a part for its name or alias, or the name itself if no part has it."""
     part = find_part(kind, name)
     return name if part is None else next(n for n, each in find_all_parts(kind).items() if each.code == part.code)
 

@@ -151,7 +151,7 @@ class PrefixTree:
         return Spot(path, stop)
 
     def ids(self, spot: Spot, start: int = 0) -> Ids:
-        """Return the tokens from `start` to `spot` [stop - start]. They are a view if they are in one run."""
+        """Return the token ids from position `start` to `spot`: a view if they are in one array, else a copy."""
         path, stop = spot
         if (joined := self._joined[path]) is not None:
             return joined[start:stop]

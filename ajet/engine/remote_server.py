@@ -66,11 +66,11 @@ def build_timeout(seconds: float) -> httpx.Timeout:
 
 
 class RemoteServer:
-    """The server at `base_url`. Thread-safe.
+    """HTTP client of the model server at `base_url`. Thread-safe.
 
     Args:
-        silence: maximum seconds without data.
-        named: setting of `silence`, for messages.
+        silence: seconds without data after which a request fails.
+        named: name of the setting of `silence`, for messages.
     """
 
     def __init__(self, base_url: str, key: str | None, *, silence: float = SILENCE, named: str = "") -> None:

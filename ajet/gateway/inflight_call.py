@@ -236,17 +236,20 @@ class InflightCalls:
     def find(self, digest: bytes, hint: RetryHint) -> InflightCall | None:
         """Return the running or abandoned call that a request repeats, or None for a new call.
 
+        A client counts its retries, so a retry has a higher count than the call. A call whose client has gone is
+        preferred.
+
         Args:
             digest: Digest of the request.
             hint: The retry headers of the request.
         """
-        found = [call for call in self._calls.get(digest, ()) if call.failure is None]
+        candidates = [call for call in self._calls.get(digest, ()) if call.failure is None]
         if hint.idempotency_key is not None:
-            same = [call for call in found if call.hint.idempotency_key == hint.idempotency_key]
+            same = [call for call in candidates if call.hint.idempotency_key == hint.idempotency_key]
             if same:
                 return same[0]
-            found = [call for call in found if call.hint.idempotency_key is None]
-        repeated = [call for call in found if call.retry_count < hint.count]
+            candidates = [call for call in candidates if call.hint.idempotency_key is None]
+        repeated = [call for call in candidates if call.retry_count < hint.count]
         return min(repeated, key=lambda call: bool(call.clients), default=None)
 
     def list_open(self) -> Sequence[InflightCall]:

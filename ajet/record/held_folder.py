@@ -38,11 +38,11 @@ class HeldFolder:
         self._lock: FileLock | None = None
         try:
             self.path.chmod(mode)
-            coming = self.path / f"{LOCK}~"
-            self._lock = open_lock(coming, 0o600)
+            unheld_lock = self.path / f"{LOCK}~"
+            self._lock = open_lock(unheld_lock, 0o600)
             # Without support for locks there is no lock file, and a killed creator's folder is never removed.
             if acquire_lock(self._lock) is None:
-                coming.rename(self.path / LOCK)  # renamed once held, so no process takes the folder for abandoned
+                unheld_lock.rename(self.path / LOCK)  # renamed once held, so no process takes the folder for abandoned
         except BaseException:
             self.remove()
             raise

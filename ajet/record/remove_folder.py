@@ -26,7 +26,10 @@ def remove_folder(folder: str | Path) -> None:
 
 
 def _empty_folder(top: int) -> None:
-    """Remove all entries. The subfolders of an entry move up to `top` before the entry goes."""
+    """Remove all entries of the folder with the descriptor `top`.
+
+    The subfolders of an entry move up to `top` before the entry goes, so that no depth of folders needs recursion.
+    """
     failed: set[str] = set()
     count = 0
     while names := [name for name in os.listdir(top) if name not in failed]:

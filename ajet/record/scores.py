@@ -149,12 +149,12 @@ class Scores:
         return {tag: Scores(parts[tag], self.lowest) for tag in sorted(parts)}
 
     def group_by_scorer(self) -> dict[str, Scores]:
-        """Return the scores by chosen scorers, as stages and rows choose them. Unscored failures are left out."""
-        parts: dict[str, list[AttemptRecord]] = {}
+        """Return the scores for each scorer. A row or a stage can choose it; attempts without one are left out."""
+        by_scorer: dict[str, list[AttemptRecord]] = {}
         for attempt in self.attempts:
             if attempt.scorer:
-                parts.setdefault(attempt.scorer, []).append(attempt)
-        return {name: Scores(parts[name], self.lowest) for name in sorted(parts)}
+                by_scorer.setdefault(attempt.scorer, []).append(attempt)
+        return {name: Scores(by_scorer[name], self.lowest) for name in sorted(by_scorer)}
 
     def average_by_scorer(self) -> dict[str, tuple[float | None, int, int]]:
         """Return the mean score, the number of scores and the number of requests of each scorer."""

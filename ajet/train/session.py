@@ -302,6 +302,7 @@ class TrainingSession:
         return f"from {latest.path}, after step {latest.step}"
 
     def _score_twice(self, samples: list[Sample]) -> tuple[list[Floats], list[Floats]]:
+        """Return the samples' log-probabilities under the policy and under the reference model."""
         return score_twice(
             self.backbone,
             samples,

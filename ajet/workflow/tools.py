@@ -33,7 +33,7 @@ class Replayed(Protocol):
     """A recorded run as a source of tool results for one attempt."""
 
     def __call__(self, name: str, arguments: Mapping[str, Any], /) -> ToolUse | None:
-        """Return the recorded use; None to call the tool. Raises EnvironmentFailure."""
+        """Return the recorded use of this call, or None if the tool must be called. Raises EnvironmentFailure."""
         ...
 
     def tools(self) -> list[dict[str, Any]] | None:

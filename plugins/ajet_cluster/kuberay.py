@@ -90,8 +90,8 @@ def _build_pod(name: str, job: ClusterJob, image: str, claim: str | None) -> dic
     if claim is None:
         project: dict[str, Any] = {"hostPath": {"path": str(job.folder), "type": "Directory"}}
     else:
-        name, _, inside = claim.partition("/")
-        project = {"persistentVolumeClaim": {"claimName": name}}
+        claim_name, _, inside = claim.partition("/")
+        project = {"persistentVolumeClaim": {"claimName": claim_name}}
         if inside:
             mount["subPath"] = inside
     container["volumeMounts"] = [mount, {"name": "shared-memory", "mountPath": "/dev/shm"}]

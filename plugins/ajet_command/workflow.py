@@ -97,20 +97,22 @@ class CommandWorkflow(Workflow):
         return self.settings(config).trains or self.trainable_targets
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
-        """Create the folder, run the command, read the answer, remove the folder."""
+        """Create the folder, run the command, read the answer, and remove the folder unless `keep` retains it."""
         settings = self.settings(tuner.config)
         endpoint = tuner.as_oai_baseurl_apikey(agent_name=settings.agent)
-        base = get_base_folder(tuner.config)
+        base_folder = get_base_folder(tuner.config)
         folder = EpisodeFolder(settings.folders, workflow_task.episode_uuid or workflow_task.task_id or "episode")
-        good = False
+        succeeded = False
         try:
-            values = self._list_values(workflow_task, endpoint, base, folder) | _list_window(tuner.config)
-            values |= await asyncio.to_thread(_list_installed, settings, base)
+            values = self._list_values(workflow_task, endpoint, base_folder, folder) | _list_window(tuner.config)
+            values |= await asyncio.to_thread(_list_installed, settings, base_folder)
             files = {name: fill_placeholders(text, values) for name, text in settings.files.items()}
-            folder.fill(_find_template(settings.template, base, values), files, _describe_task(workflow_task, settings))
-            order = self._build_spec(settings, workflow_task, endpoint, values, folder)
+            folder.fill(
+                _find_template(settings.template, base_folder, values), files, _describe_task(workflow_task, settings)
+            )
+            spec = self._build_spec(settings, workflow_task, endpoint, values, folder)
             try:
-                ended = await run_command(order)
+                ended = await run_command(spec)
             except OSError as error:
                 raise CommandFailed(f"no process could be started: {error}") from error
             _redact_secret(ended, endpoint.api_key)
@@ -123,10 +125,10 @@ class CommandWorkflow(Workflow):
                 del values["api_key"]
                 verifier = Verifier(settings.verify, settings.limits, folder, values, endpoint.api_key)
                 await verifier.score(workflow_task.task, output)
-            good = True
+            succeeded = True
             return output
         finally:
-            if settings.keep == "never" or (settings.keep == "failed" and good):
+            if settings.keep == "never" or (settings.keep == "failed" and succeeded):
                 await asyncio.shield(asyncio.to_thread(folder.remove))
 
     def answer(self, settings: CommandSettings, ended: Ended, folder: EpisodeFolder) -> str:

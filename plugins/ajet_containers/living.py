@@ -197,7 +197,7 @@ class LivingContainer(ABC):
         return socket.socket(fileno=descriptors[0])
 
     def _listen_in_thread(self, port: int) -> socket.socket:
-        """Enter the network namespace with a thread of its own: a process would have to enter another user's first."""
+        """Listen from a thread that enters the network namespace; other threads stay in theirs."""
 
         def enter_and_listen() -> socket.socket:
             enter.enter_namespaces(str(self.pid), {"net": str(self._spaces["net"])}, ("net",))

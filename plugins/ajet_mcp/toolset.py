@@ -48,7 +48,7 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tool is called: its listing, its server and the session."""
+    """What a call of an MCP tool needs: its entry in the server's list, the server's name and the open session."""
 
     tool: Tool
     server: str = ""

@@ -56,11 +56,11 @@ def build_claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
 
 
 def match_available(floor: int, below: int | None) -> Document:
-    """Match positions that can be leased.
+    """Return the filter of task documents whose positions can be leased.
 
     Args:
-        floor: first position that may be unfinished; lower ones are not leased.
-        below: first position that may not be leased for the first time, or None without a limit.
+        floor: all lower positions are finished.
+        below: this and higher positions are not leased for the first time. None: no limit.
     """
     if below is None:
         return {"status": {"$in": [WAITING, FREE]}, "_id": {"$gte": floor}}

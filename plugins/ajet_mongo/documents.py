@@ -109,7 +109,7 @@ def parse_documents(
         if record.get("marked"):
             row = _unmark_keys(row)
         if (len(row["calls"]), len(row["timelines"])) != (record["calls"], record["timelines"]):
-            raise ValueError(f"documents of the record {record['_id']} are missing")
+            raise ValueError(f"the database lacks some of the documents of the episode {record['_id']}")
     alone, ended_by, arrays = record["alone"], record["ended_by"], zlib.decompress(packed)
     if record.get("digest") != _digest_row(order, record["traj_id"], alone, ended_by, row, arrays):
         raise AlteredEpisodeError

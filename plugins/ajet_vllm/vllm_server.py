@@ -204,7 +204,9 @@ class VllmReply(StreamedReply):
     def _read_weight_names(self, spans: list[dict[str, Any]]) -> None:
         ends = [0, *(int(span["end"]) for span in spans)]
         if [span["start"] for span in spans] != ends[:-1] or ends[-1] != self._tokens:
-            raise EngineFailure(f"the server named the weights of other tokens than the {self._tokens} sent: {spans}")
+            raise EngineFailure(
+                f"the server's weight versions {spans} do not cover the {self._tokens} tokens that it sent"
+            )
         self.weight_names = {str(span["version"]) for span in spans}
 
     def _decode_experts(self, encoded: str) -> npt.NDArray[np.integer[Any]]:

@@ -163,7 +163,7 @@ class FlatWeights:
         else:  # not numpy: its large pages take longer here, because memory was just returned to the system
             self.gradients = torch.zeros(self.size, dtype=dtype, device=self.values.device)
         self._begun.clear()
-        if self.low is None:
+        if self.low is None:  # else a hook of each parameter adds its gradient here in float32
             for span, (_, parameter) in zip(self.places, self.parameters, strict=True):
                 parameter.grad = self.gradients[span.start : span.stop].view(span.shape)
         return self.gradients

@@ -71,8 +71,8 @@ class OpenGroup:
         self.episodes: list[Episode] = []
         self.began = time.monotonic()
         self.places = places
-        self._taken: set[int] = set()
-        self._repeats: Counter[int] = Counter()
+        self._taken: set[int] = set()  # numbers of the attempts that are open or ended
+        self._repeats: Counter[int] = Counter()  # by the number of the attempt
         self._closed = False
 
     @property
@@ -112,11 +112,11 @@ class OpenGroup:
             self.places = len(self._taken)
 
     def may_repeat(self, repeat: int, most: int) -> bool:
-        """Return True, and count one repetition, if the lost attempt at a place may be repeated.
+        """Return True, and count one repetition, if the lost attempt may be played again.
 
         Args:
-            repeat: Number of the place.
-            most: Maximum number of repetitions per place.
+            repeat: Number of the attempt in its group.
+            most: Maximum number of repetitions of one attempt.
         """
         if self._closed or self._repeats[repeat] >= most:
             return False

@@ -223,7 +223,12 @@ class EpisodeRegistry:
     async def _open_episode(
         self, request: EpisodeRequest, task: Task | None, is_probe: bool, *, is_held_out_turn: bool = False
     ) -> dict[str, Any]:
-        """Open the episode at the given task. `is_held_out_turn` is True for the server's held-out tasks."""
+        """Open an episode. A training episode joins a group of its task; without `task` the store chooses the task.
+
+        Args:
+            is_probe: True if the episode tests during an outage whether the outage is over.
+            is_held_out_turn: True for the server's held-out tasks.
+        """
         group = None
         if task is not None:
             self._admission.refuse_crowded(task)  # before the store gives out a position

@@ -218,7 +218,7 @@ def is_model_attribute(name: str) -> bool:
 
 
 def chat_model_type(kind: type) -> type:
-    """Return `kind`, or, once agentscope is imported, a subclass of ChatModelBase for isinstance checks."""
+    """Return `kind`. Once agentscope is imported: a subclass of `kind` and ChatModelBase, for isinstance checks."""
     module = sys.modules.get("agentscope.model")
     base = getattr(module, "ChatModelBase", None)
     return kind if base is None else _derive_chat_model(kind, base)

@@ -226,7 +226,7 @@ class _AgentCommand:
                 path = os.path.join(self._workdir, answer.removeprefix("file:"))
                 found = container.get(path, 4 << 20) or b""
             except ValueError as error:
-                raise AgentFailure(f"the answer cannot be read: {error}") from None
+                raise AgentFailure(f"the agent's answer ({answer}) cannot be read: {error}") from None
             return found.decode(errors="replace").replace(self._endpoint.api_key, HIDDEN)
         lines = [line.strip() for line in ended.stdout.splitlines() if line.strip()]
         return ended.stdout if answer == "stdout" else lines[-1] if lines else ""

@@ -227,11 +227,13 @@ def build_table() -> Group:
         except (httpx.HTTPError, ValueError) as problem:
             table.add_row(each.name, each.url, f"it does not answer: {type(problem).__name__}", "")
             continue
-        reasons: dict[str, list[str]] = {}
+        servers_by_reason: dict[str, list[str]] = {}
         for name, state in health["servers"].items():
-            reasons.setdefault(state.get("off", ""), []).append(name)
-        table.add_row(each.name, each.url, ", ".join(reasons.pop("", [])) or "none", str(health["episodes"]))
-        off += [f"{each.name}, not started: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+            servers_by_reason.setdefault(state.get("off", ""), []).append(name)
+        table.add_row(each.name, each.url, ", ".join(servers_by_reason.pop("", [])) or "none", str(health["episodes"]))
+        off += [
+            f"{each.name}, not started: {', '.join(names)}: {reason}" for reason, names in servers_by_reason.items()
+        ]
     return Group(table, *(Text(line) for line in off))
 
 

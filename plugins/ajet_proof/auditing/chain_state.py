@@ -292,7 +292,7 @@ def find_changes(
 
 
 def _check_settings(folder: Path, state: ChainState) -> Iterator[Change]:
-    """Compare the files with the run's settings, as written at the last start, with their digests."""
+    """Yield a change for each settings file of the last start whose content differs from its recorded digest."""
     recorded: Mapping[str, str] = state.starts[-1].get("files", {}) if state.starts else {}
     for name, digest in recorded.items():
         try:

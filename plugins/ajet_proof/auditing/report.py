@@ -226,15 +226,16 @@ def _format_commitment(each: dict[str, Any]) -> str:
 
 
 def _format_player(each: dict[str, Any]) -> str:
+    """Describe the process and the sampler that an attempt was played by, or return "" if neither is recorded."""
     player = each.get("played_by") or {}
     if not player and not each.get("sampler"):
         return ""
     process = player.get("process") or {}
     versions = ", ".join(f"{name} {version}" for name, version in (player.get("versions") or {}).items())
-    run = f"process {process.get('pid')} on {process.get('host')}, backbone {player.get('backbone')}"
+    origin = f"process {process.get('pid')} on {process.get('host')}, backbone {player.get('backbone')}"
     if each.get("sampler"):
-        return f" by sampler {each['sampler']}" + (f", for {run} ({versions})" if player else "")
-    return f" by {run}, engine {player.get('engine')} ({versions})"
+        return f" by sampler {each['sampler']}" + (f", for {origin} ({versions})" if player else "")
+    return f" by {origin}, engine {player.get('engine')} ({versions})"
 
 
 def _format_verdict(each: dict[str, Any]) -> str:

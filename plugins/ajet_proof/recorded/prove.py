@@ -427,13 +427,15 @@ def _find_newest_version(play: PlayedFile, outcome: Outcome) -> int:
 
 
 def _find_missing_call(row: dict[str, Any]) -> int | None:
-    """Return the index of the first model call that an episode's line refers to but lacks, or None."""
-    calls, lines = row["calls"], row["timelines"]
+    """Return the index of the first call that an episode's timelines refer to but its row lacks, or None."""
+    calls, timelines = row["calls"], row["timelines"]
     shifted = next((position for position, call in enumerate(calls) if call["index"] != position), None)
     if shifted is not None:
         return shifted
-    references = [span[0] for line in lines for span in line["spans"]] + [line["leaf"] for line in lines]
-    return len(calls) if max(references, default=0) >= len(calls) and references else None
+    references = [span[0] for timeline in timelines for span in timeline["spans"]] + [
+        timeline["leaf"] for timeline in timelines
+    ]
+    return len(calls) if max(references, default=-1) >= len(calls) else None
 
 
 def find_weights(checkpoints: Checkpoints, experiment: Experiment) -> Weights:

@@ -285,7 +285,7 @@ class _FieldReader:
         return "\n".join([code, *calls])
 
     def _calls_of(self, node: ast.stmt, called: set[str]) -> list[str]:
-        """Return calls of all tests that pytest or unittest would collect."""
+        """Return calls that run each test of `node` that pytest or unittest would collect, but those in `called`."""
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test"):
             if node.name in called:
                 return []

@@ -60,10 +60,10 @@ def _draws_random_numbers(head: torch.nn.Module) -> bool:
 
 
 def is_gathered_alone(head: torch.nn.Module | None) -> bool:
-    """Return True if FSDP gathers weights inside the head at each of its passes, as a separate unit.
+    """Return True if the head, or a module in it, is an FSDP unit of its own, which gathers weights at each pass.
 
     Such a head cannot be computed in chunks: ranks with different numbers of chunks would wait forever. FSDP1 makes a
-    unit of each matrix of an adapter.
+    unit of each LoRA matrix, so a head with LoRA counts too.
     """
     units = (FullyShardedDataParallel, FSDPModule)
     return head is not None and any(isinstance(each, units) for each in head.modules())

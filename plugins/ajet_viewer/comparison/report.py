@@ -145,19 +145,19 @@ def _print_results(comparison: RunComparison) -> None:
     for name in ("runs", "steps", "training", f"held-out {comparison.quantity}", "over", "min", "CPU s"):
         table.add_column(name, justify="right")
     for group in comparison.groups:
-        held_out, error, over = _measure_group(comparison, group)
+        held_out, error, sample = _measure_group(comparison, group)
         trained = [curve[-1][1] for run in group.runs if (curve := run.reward_curve())]
-        processor = [run.cost.processor for run in group.runs]
-        known = [value for value in processor if value is not None]
+        cpu_seconds = [run.cost.processor for run in group.runs]
+        known_seconds = [value for value in cpu_seconds if value is not None]
         table.add_row(
             printable(group.label),
             str(len(group.runs)),
             _format_range([run.cost.steps for run in group.runs]),
             f"{fmean(trained):.3g}{plus_minus(half_width(trained), '.2g')}" if trained else "–",
             "–" if held_out is None else _format_value(comparison, held_out, error),
-            over,
+            sample,
             f"{fmean(run.cost.seconds for run in group.runs) / 60:.1f}",
-            f"{fmean(known):.0f}" if len(known) == len(processor) else "–",
+            f"{fmean(known_seconds):.0f}" if len(known_seconds) == len(cpu_seconds) else "–",
         )
     console.print(table)
     console.print("Means over runs, 95 % intervals; training: smoothed reward of the last step.", style="dim")
