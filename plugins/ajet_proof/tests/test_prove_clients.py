@@ -25,9 +25,10 @@ from ajet.engine.scripted import ScriptedEngine
 from ajet.record.episodes import EpisodeFiles
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
+from ajet_harness.presets import list_harnesses
 from tests.support.client_fixtures import PATHS, Cell, Plays, all_plays, stage, told_by
 
-OTHER_CLIENTS = {"mini-swe-agent", "codex", "gemini-cli", "agentscope 2"}
+OTHER_CLIENTS = {*list_harnesses(), "gemini-cli", "agentscope 2"}
 """Clients with prompts of thousands of tokens, or in an environment of their own: proven in their own tests."""
 CONFIG = """\
 ajet:

@@ -291,7 +291,7 @@ def test_a_container_has_its_images_packages_and_nothing_is_left_of_it(engine: s
     assert containers() == before
     why = try_mechanism(engine, "localhost/no-such-image").why
     assert f"localhost/no-such-image is not on this machine (`{engine} pull" in why
-    with pytest.raises(ConfigError, match="sandbox_python is not for"):
+    with pytest.raises(ConfigError, match="sandbox_python has no effect with"):
         open_sandbox(engine, LIMITS, python=sys.executable)
 
 
