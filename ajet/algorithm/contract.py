@@ -244,7 +244,7 @@ def compute_length_reward(tokens: int, overlong: OverlongConfig) -> float:
     """Return the length reward (0 or less) of an attempt with `tokens` sampled tokens."""
     if overlong.length is None:
         return 0.0
-    over = tokens - (overlong.length - overlong.buffer)
-    if over <= 0:
+    excess = tokens - (overlong.length - overlong.buffer)
+    if excess <= 0:
         return 0.0
-    return -overlong.penalty * (min(over / overlong.buffer, 1.0) if overlong.buffer else 1.0)
+    return -overlong.penalty * (min(excess / overlong.buffer, 1.0) if overlong.buffer else 1.0)

@@ -226,8 +226,8 @@ def _build_unscored_outcome(episode: Episode) -> Outcome:
 
 def _locate_replies(item: _ScoredEpisode) -> ReplyPlaces:
     places, start = {}, 0
-    for call, _, where in list_sampled_runs(item.samples):
-        stop = start + where.stop - where.start
+    for call, _, positions in list_sampled_runs(item.samples):
+        stop = start + positions.stop - positions.start
         places[call] = start, stop
         start = stop
     return places
@@ -244,9 +244,9 @@ def _apply_kl_penalties(scored: Sequence[_ScoredEpisode], logprobs: LogprobPairs
     samples = [sample for item in scored for sample in item.samples]
     policy, reference = logprobs(samples)
     gaps: dict[int, Floats] = {}
-    for sample, own, other in zip(samples, policy, reference, strict=True):
+    for sample, policy_logprobs, other in zip(samples, policy, reference, strict=True):
         sample.reference = other
-        gaps[id(sample)] = own - other
+        gaps[id(sample)] = policy_logprobs - other
     for item in scored:
         item.reference_gap = gather_tokens(item.samples, [gaps[id(sample)] for sample in item.samples])
         item.penalties = coefficient * item.reference_gap.astype(np.float64)
@@ -255,16 +255,16 @@ def _apply_kl_penalties(scored: Sequence[_ScoredEpisode], logprobs: LogprobPairs
 def _compute_teacher_gap(item: _ScoredEpisode) -> Row:
     """Return [T_e] recorded log policy - log teacher. Raise ValueError if teacher logprobs are missing."""
     gaps = []
-    for index, at, where in list_sampled_runs(item.samples):
+    for index, sample_index, positions in list_sampled_runs(item.samples):
         call = item.episode.calls[index]
         # The teacher scored the reply alone, while the slice counts from the start of the sample.
-        start = where.start - call.prefix - call.suffix_ids.size
+        start = positions.start - call.prefix - call.suffix_ids.size
         if (
             call.teacher is None
-            or np.isnan(teacher_logprobs := call.teacher[start : start + where.stop - where.start]).any()
+            or np.isnan(teacher_logprobs := call.teacher[start : start + positions.stop - positions.start]).any()
         ):
             raise ValueError(f"episode {item.episode.uuid}: call {index} has no teacher logprobs")
-        gaps.append(item.samples[at].timeline.logprobs_unit[where].astype(np.float64) - teacher_logprobs)
+        gaps.append(item.samples[sample_index].timeline.logprobs_unit[positions].astype(np.float64) - teacher_logprobs)
     return np.concatenate(gaps) if gaps else np.zeros(0)
 
 
@@ -334,10 +334,10 @@ def _write_advantages(item: _ScoredEpisode, row: Row, weight: float) -> None:
 def _compute_length_metrics(scored: Sequence[_ScoredEpisode], overlong: OverlongConfig) -> dict[str, float]:
     if overlong.length is None or not scored:
         return {}
-    lost = [compute_length_reward(count_sampled_tokens(item.episode), overlong) for item in scored]
+    length_rewards = [compute_length_reward(count_sampled_tokens(item.episode), overlong) for item in scored]
     return {
-        "credit/overlong_penalty_mean": -float(np.mean(lost)),
-        "credit/overlong_fraction": float(np.mean(np.sign(lost) != 0)),
+        "credit/overlong_penalty_mean": -float(np.mean(length_rewards)),
+        "credit/overlong_fraction": float(np.mean(np.sign(length_rewards) != 0)),
     }
 
 

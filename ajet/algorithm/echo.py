@@ -35,7 +35,7 @@ def find_observed_tokens(calls: Sequence[Call], samples: Sequence[Sample]) -> li
     An observation of a call is the new text of its prompt, if the call extends an earlier one verbatim. A rewritten
     history is none: it repeats replies.
     """
-    seen: set[int] = set()
+    visited: set[int] = set()
     masks = []
     for sample in samples:
         mask = np.zeros(sample.timeline.ids.size, np.bool_)
@@ -43,9 +43,9 @@ def find_observed_tokens(calls: Sequence[Call], samples: Sequence[Sample]) -> li
         stop = mask.size
         while index is not None:
             call = calls[index]
-            if index not in seen and call.parent is not None and call.fork is None:
+            if index not in visited and call.parent is not None and call.fork is None:
                 mask[call.prefix : min(call.prefix + call.suffix_ids.size, stop)] = True
-            seen.add(index)
+            visited.add(index)
             stop, index = min(stop, call.prefix), call.parent
         masks.append(mask)
     return masks

@@ -48,8 +48,8 @@ def estimate_advantages(rewards_T: Row, values_T: Row, gamma: float, lam: float)
     following = np.append(values_T[1:], 0.0)
     deltas = rewards_T + gamma * following - values_T
     advantages, ahead = np.zeros(deltas.size), 0.0
-    for at in range(deltas.size - 1, -1, -1):
-        advantages[at] = ahead = deltas[at] + gamma * lam * ahead
+    for position in range(deltas.size - 1, -1, -1):
+        advantages[position] = ahead = deltas[position] + gamma * lam * ahead
     return advantages
 
 

@@ -67,9 +67,9 @@ class Gdpo(Grpo):
         groups = index_groups(groups_E)
         if len(groups) > 1:  # a single group may belong to a task with other scorers
             reported = list(dict.fromkeys(name for each in episodes_E for name in _read_parts(each)))
-            named = [name for name in weights if name not in (TOTAL_REWARD, LENGTH)]
-            if reported and not set(named) & set(reported):
-                _refuse_unknown(named, reported)
+            named_parts = [name for name in weights if name not in (TOTAL_REWARD, LENGTH)]
+            if reported and not set(named_parts) & set(reported):
+                _refuse_unknown(named_parts, reported)
         total = np.zeros(len(episodes_E))
         for members in groups:
             for name, values in self._collect_rewards([episodes_E[index] for index in members]).items():
@@ -94,7 +94,7 @@ class Gdpo(Grpo):
         }
         rewards = {
             name: np.array([
-                reward if (own := _read_parts(each).get(name)) is None else own
+                reward if (part_reward := _read_parts(each).get(name)) is None else part_reward
                 for each, reward in zip(episodes_G, totals, strict=True)
             ])
             for name in names

@@ -64,11 +64,15 @@ class Gigpo(Grpo):
 
 def hash_state(episode: Episode, call: Call) -> str:
     """Return a digest of the messages since the agent's last reply, or of the new tokens of a raw prompt."""
-    shown = []
+    stable_messages = []
     for index in reversed(call.messages):
         message = episode.messages[index]
         if message.get("role") == "assistant":
             break
-        shown.append({key: value for key, value in message.items() if key not in UNSTABLE_KEYS})
-    content = json.dumps(shown, sort_keys=True, default=str).encode() if call.messages else call.suffix_ids.tobytes()
+        stable_messages.append({key: value for key, value in message.items() if key not in UNSTABLE_KEYS})
+    content = (
+        json.dumps(stable_messages, sort_keys=True, default=str).encode()
+        if call.messages
+        else call.suffix_ids.tobytes()
+    )
     return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -106,9 +106,11 @@ def number_replies(mask_T: Tensor) -> Tensor:
 
 def sum_by_reply(values_K: Tensor, replies_K: Tensor) -> Tensor:
     """Return [K] per trained token: the sum over its reply."""
-    _, place = torch.unique(replies_K, return_inverse=True)
-    totals = torch.zeros(int(place.max()) + 1 if place.numel() else 0, dtype=values_K.dtype, device=values_K.device)
-    return totals.index_add(0, place, values_K)[place]
+    _, reply_index = torch.unique(replies_K, return_inverse=True)
+    totals = torch.zeros(
+        int(reply_index.max()) + 1 if reply_index.numel() else 0, dtype=values_K.dtype, device=values_K.device
+    )
+    return totals.index_add(0, reply_index, values_K)[reply_index]
 
 
 def average_by_reply(values_K: Tensor, replies_K: Tensor) -> Tensor:

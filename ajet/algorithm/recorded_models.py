@@ -57,10 +57,12 @@ def make_recorded_reference(outcomes: Mapping[str, Outcome]) -> LogprobPairs:
 def _scatter_recorded(samples: list[Sample], read: Callable[[str], Floats | None], what: str) -> list[Floats]:
     rows: dict[int, Floats] = {}
     for uuid in dict.fromkeys(sample.episode for sample in samples):
-        own = [sample for sample in samples if sample.episode == uuid]
+        own_samples = [sample for sample in samples if sample.episode == uuid]
         recorded = read(uuid)
-        tokens = sum(where.stop - where.start for _, _, where in list_sampled_runs(own))
+        tokens = sum(positions.stop - positions.start for _, _, positions in list_sampled_runs(own_samples))
         if recorded is None or recorded.size != tokens or not np.isfinite(recorded).all():
             raise NotRecordedError(uuid, what)
-        rows |= {id(sample): row for sample, row in zip(own, scatter_tokens(own, recorded), strict=True)}
+        rows |= {
+            id(sample): row for sample, row in zip(own_samples, scatter_tokens(own_samples, recorded), strict=True)
+        }
     return [rows[id(sample)] for sample in samples]

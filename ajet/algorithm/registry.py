@@ -289,12 +289,12 @@ def explain_failures(algorithm: Algorithm) -> Iterator[None]:
     except AjetError:
         raise
     except Exception as problem:
-        place = _find_line(algorithm, problem)
-        if not place:
+        location = _find_line(algorithm, problem)
+        if not location:
             raise
         raise UserError(
             f"{algorithm.name} raised {type(problem).__name__}: {problem}.",
-            where=place,
+            where=location,
             do=f"correct the algorithm; `{format_command('config', 'validate')}` tries of_group with the "
             f"returns {list(TRIAL_RETURNS)}",
         ) from problem
@@ -302,10 +302,10 @@ def explain_failures(algorithm: Algorithm) -> Iterator[None]:
 
 def require_finite(algorithm: Algorithm, rows: Sequence[Row], rewards: Row) -> None:
     """Raise UserError for advantages with NaN or infinity. `rewards`: [E] of the same episodes."""
-    wrong = [index for index, row in enumerate(rows) if not np.isfinite(row).all()]
-    if wrong:
+    invalid_rows = [index for index, row in enumerate(rows) if not np.isfinite(row).all()]
+    if invalid_rows:
         raise UserError(
-            f"{algorithm.name} returned NaN or infinite advantages for {len(wrong)} of {len(rows)} episodes.",
+            f"{algorithm.name} returned NaN or infinite advantages for {len(invalid_rows)} of {len(rows)} episodes.",
             where=f"rewards {np.round(rewards[:8], 4).tolist()}, "
             f"advantages {[float(row[0]) for row in rows[:8] if row.size]}",
             expected="a finite number for each trained token of each episode",

@@ -50,18 +50,20 @@ def build_pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Score
         scores: computes the sum of log policy - log reference per reply.
     """
     share = 1 / len(groups)
-    sides = [[_make_samples(episode, at, 0.0, share) for episode in group.episodes] for at, group in enumerate(groups)]
+    sides = [
+        [_make_samples(episode, index, 0.0, share) for episode in group.episodes] for index, group in enumerate(groups)
+    ]
     samples = [sample for pair in sides for side in pair for sample in side]
     policy, reference = scores(samples)
     gaps = {
-        id(sample): own.astype(np.float64) - other
-        for sample, own, other in zip(samples, policy, reference, strict=True)
+        id(sample): policy_logprobs.astype(np.float64) - other
+        for sample, policy_logprobs, other in zip(samples, policy, reference, strict=True)
     }
     gained = {id(sample): float(gaps[id(sample)][sample.timeline.mask].sum()) for sample in samples}
-    chosen, rejected = (
+    chosen_gaps, rejected = (
         np.array([sum(gained[id(sample)] for sample in pair[side]) for pair in sides], np.float64) for side in (0, 1)
     )
-    pairs = DpoLoss(config.sft.beta, config.sft.label_smoothing)(chosen, rejected)
+    pairs = DpoLoss(config.sft.beta, config.sft.label_smoothing)(chosen_gaps, rejected)
     batch = _make_batch(step)
     for group, pair, slope in zip(groups, sides, pairs.slope, strict=True):
         for episode, side, sign in zip(group.episodes, pair, (1.0, -1.0), strict=True):
@@ -74,7 +76,7 @@ def build_pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Score
         "loss": float(pairs.loss.mean()),
         "dpo/accuracy": float((pairs.margin > 0).mean()),
         "dpo/margin": float(pairs.margin.mean()),
-        "dpo/chosen": float(config.sft.beta * chosen.mean()),
+        "dpo/chosen": float(config.sft.beta * chosen_gaps.mean()),
         "dpo/rejected": float(config.sft.beta * rejected.mean()),
     }
     return batch
@@ -83,7 +85,10 @@ def build_pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Score
 def list_samples(groups: Sequence[Group]) -> list[Sample]:
     """Return all samples of the groups, with weight 0."""
     return [
-        sample for at, group in enumerate(groups) for e in group.episodes for sample in _make_samples(e, at, 1.0, 0.0)
+        sample
+        for index, group in enumerate(groups)
+        for e in group.episodes
+        for sample in _make_samples(e, index, 1.0, 0.0)
     ]
 
 

@@ -131,8 +131,8 @@ SampledRun = tuple[int, int, slice]
 def list_sampled_runs(samples: Sequence[Sample]) -> list[SampledRun]:
     """Return all contiguous runs of trained tokens of an episode's samples, in the order of its calls."""
     runs = [
-        (span.call, at, slice(span.start, span.stop))
-        for at, sample in enumerate(samples)
+        (span.call, index, slice(span.start, span.stop))
+        for index, sample in enumerate(samples)
         for span in sample.timeline.spans
     ]
     return sorted(runs, key=lambda run: run[0])
@@ -145,7 +145,7 @@ def gather_tokens(samples: Sequence[Sample], rows_S_T: Sequence[npt.NDArray[np.f
         samples: all samples of one episode.
         rows_S_T: for each sample a [T] row over all its tokens.
     """
-    parts = [rows_S_T[at][where] for _, at, where in list_sampled_runs(samples)]
+    parts = [rows_S_T[sample_index][positions] for _, sample_index, positions in list_sampled_runs(samples)]
     return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
 
 
@@ -156,8 +156,8 @@ def scatter_tokens(samples: Sequence[Sample], row_T: Floats) -> list[Floats]:
     """
     rows = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
     start = 0
-    for _, at, where in list_sampled_runs(samples):
-        stop = start + where.stop - where.start
-        rows[at][where] = row_T[start:stop]
+    for _, sample_index, positions in list_sampled_runs(samples):
+        stop = start + positions.stop - positions.start
+        rows[sample_index][positions] = row_T[start:stop]
         start = stop
     return rows

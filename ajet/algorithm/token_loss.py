@@ -101,8 +101,8 @@ class TokenLoss:
             gap: mean distance between engine and trainer logprobs, in nats per token.
             alarm: distance above which the bound is tightened.
         """
-        found = self.correction.tighten(gap, alarm) if self.correction is not None else None
-        return self if found is self.correction else replace(self, correction=found)
+        tightened = self.correction.tighten(gap, alarm) if self.correction is not None else None
+        return self if tightened is self.correction else replace(self, correction=tightened)
 
     def compute_reply_statistics(
         self, present_K: Tensor, old_K: Tensor, engine_K: Tensor, replies_K: Tensor
@@ -144,8 +144,8 @@ class TokenLoss:
         """
         refers = self._require_engine_logprobs(engine_T) if self.behaviour else old_T
         drift = replies.drift if replies is not None else None
-        chosen = replies.chosen if replies is not None else None
-        loss, clipped = self.policy(LossInputs(logprobs_T, refers, advantages_T, drift, chosen))
+        is_chosen = replies.chosen if replies is not None else None
+        loss, clipped = self.policy(LossInputs(logprobs_T, refers, advantages_T, drift, is_chosen))
         if self.bounds is not None:
             moved = drift if drift is not None else logprobs_T.detach() - refers
             outside = self.bounds.find_outside(moved, advantages_T, ages_T)

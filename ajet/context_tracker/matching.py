@@ -121,16 +121,16 @@ class Conversations:
         path: list[int] = []
         node = 0
         best: RepliedCall | None = None
-        for at, key in enumerate(keys):
+        for position, key in enumerate(keys):
             if node in self._cut:
-                best = self._choose_call(self._find_cut_calls(node, key), agent, messages[at]) or best
-            child, message = self._nodes.get((node, key)), messages[at]
+                best = self._choose_call(self._find_cut_calls(node, key), agent, messages[position]) or best
+            child, message = self._nodes.get((node, key)), messages[position]
             if child is None and (unfolded := unfold_reasoning(message)) is not None:
                 message, key = unfolded, message_key(unfolded)
                 child = self._nodes.get((node, key))
                 thoughts = [call.reasoning for call in self._ends.get(child or 0, ())]
                 child = child if read_reasoning(message) in thoughts else None
-                keys[at] = keys[at] if child is None else key
+                keys[position] = keys[position] if child is None else key
             if child is None:
                 break
             node = child
@@ -224,9 +224,9 @@ class Conversations:
         reasoning = read_reasoning(message)
         fitting = [call for call in calls if call.reasoning.endswith(reasoning)]
         exact = [call for call in fitting if reasoning and call.reasoning == reasoning]
-        own = [call for call in exact or fitting if call.agent == agent]
-        chosen = own or exact or fitting
-        return chosen[-1] if chosen else None
+        of_agent = [call for call in exact or fitting if call.agent == agent]
+        candidates = of_agent or exact or fitting
+        return candidates[-1] if candidates else None
 
     def _explain_fork(self, agent: str, keys: tuple[Key, ...], path: list[int]) -> Match:
         """Return the match of a request that extends no call: a fork, or the opening of a conversation.

@@ -200,9 +200,9 @@ def insert_calls(calls: Sequence[Call]) -> tuple[PrefixTree, list[Spot]]:
     for position in sorted(range(len(calls)), key=sizes.__getitem__, reverse=True):
         call, after = calls[position], ROOT
         for shared, other in sharing.get(position, ()):
-            known = spots[other]
-            if known is not None and shared > after[1]:
-                after = tree.at(known, shared)
+            known_spot = spots[other]
+            if known_spot is not None and shared > after[1]:
+                after = tree.at(known_spot, shared)
         stop, joined, paths = after[1], None, len(tree)
         if stop != call.prefix:
             rest = _collect_tokens(calls, position, stop)

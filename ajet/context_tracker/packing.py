@@ -91,17 +91,17 @@ def pack(samples: Sequence[Sample], budget: int, *, share_prefixes: bool = True)
     trees = [_build_tree(samples, members) for members in _iterate_families(samples, budget, share_prefixes)]
     trees.sort(key=lambda tree: (-tree.ids.size, tree.members[0]))
     rows: list[list[_SampleTree]] = []
-    room: list[int] = []
+    free_tokens: list[int] = []
     for tree in trees:
         size, adapter = tree.ids.size, _find_adapter(samples, tree)
-        fits = (index for index, left in enumerate(room) if left >= size)
+        fits = (index for index, free in enumerate(free_tokens) if free >= size)
         row = next((index for index in fits if _find_adapter(samples, rows[index][0]) == adapter), None)
         if row is None:
             rows.append([])
-            room.append(budget)
+            free_tokens.append(budget)
             row = len(rows) - 1
         rows[row].append(tree)
-        room[row] -= size
+        free_tokens[row] -= size
     return [_build_row(samples, row) for row in rows]
 
 
@@ -111,12 +111,12 @@ def placed(samples: Sequence[Sample], rows: Sequence[PackedRow], values: Sequenc
     Args:
         values: For each row, the values of its targets [K].
     """
-    found = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
+    rows_of_values = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
     for row, numbers in zip(rows, values, strict=True):
         for index in np.unique(row.targets.sample).tolist():
             mine = row.targets.sample == index
-            found[index][row.targets.offset[mine]] = numbers[mine]
-    return found
+            rows_of_values[index][row.targets.offset[mine]] = numbers[mine]
+    return rows_of_values
 
 
 def tree_mask(tree: Tree) -> npt.NDArray[np.bool_]:
@@ -126,8 +126,8 @@ def tree_mask(tree: Tree) -> npt.NDArray[np.bool_]:
     for segment, parent in enumerate(tree.parents):
         if parent >= 0:
             ancestor[segment] |= ancestor[parent]
-    seen = ancestor[tree.segment_of[:, None], tree.segment_of[None, :]]
-    return np.tril(seen)
+    is_visible = ancestor[tree.segment_of[:, None], tree.segment_of[None, :]]
+    return np.tril(is_visible)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +163,12 @@ def _iterate_families(samples: Sequence[Sample], budget: int, share: bool) -> It
     tree: list[int] = []
     size = 0
     for family in families:
-        own = _count_tree_tokens(samples, family)
-        joined = _join_families(samples, tree, family, size, own, budget) if tree else None
+        family_size = _count_tree_tokens(samples, family)
+        joined = _join_families(samples, tree, family, size, family_size, budget) if tree else None
         if joined is None:
             if tree:
                 yield tree
-            tree, size = family, own
+            tree, size = family, family_size
         else:
             tree, size = joined
     if tree:
@@ -189,8 +189,8 @@ def _join_families(
     Returns:
         None if two trees cost less, or if they share no prefix.
     """
-    one, last, other = (samples[index].timeline for index in (tree[0], tree[-1], family[0]))
-    shared = count_shared(one.ids, other.ids) if one.adapter == other.adapter else 0
+    first, last, other = (samples[index].timeline for index in (tree[0], tree[-1], family[0]))
+    shared = count_shared(first.ids, other.ids) if first.adapter == other.adapter else 0
     if not shared:
         return None
     both = tree + family

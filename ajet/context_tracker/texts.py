@@ -27,15 +27,15 @@ class RawPrompts:
 
         The longest beginning wins. Of several calls the agent's latest is returned, and None if no call fits.
         """
-        found: dict[str, int] | None = None
+        calls_by_agent: dict[str, int] | None = None
         begun: int | None = None
-        running, at = hashlib.blake2b(digest_size=16), 0
+        running, hashed = hashlib.blake2b(digest_size=16), 0
         for length in self._lengths[: bisect_right(self._lengths, len(prompt))]:
-            running.update(prompt[at:length].encode("utf-8", "surrogatepass"))
-            at = length
-            found = self._ends.get((length, running.digest()), found)
+            running.update(prompt[hashed:length].encode("utf-8", "surrogatepass"))
+            hashed = length
+            calls_by_agent = self._ends.get((length, running.digest()), calls_by_agent)
             begun = self._prompts.get((length, running.digest()), begun)
-        return None if found is None else found.get(agent, max(found.values())), begun
+        return None if calls_by_agent is None else calls_by_agent.get(agent, max(calls_by_agent.values())), begun
 
     def add_request(self, index: int, prompt: str) -> None:
         """Add the prompt of call `index`."""
@@ -53,7 +53,7 @@ class RawPrompts:
     def _add_length(self, text: str) -> tuple[int, bytes]:
         """Return the length and digest of a text, and compare later prompts at this length."""
         running = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
-        at = bisect_right(self._lengths, len(text))
-        if not at or self._lengths[at - 1] != len(text):
+        index = bisect_right(self._lengths, len(text))
+        if not index or self._lengths[index - 1] != len(text):
             insort(self._lengths, len(text))
         return len(text), running.digest()

@@ -69,14 +69,14 @@ def timelines(
     words[: 2 * total].fill(0)
     versions.fill(-1)
     masks.fill(False)
-    found: list[Timeline] = []
-    at = 0
+    made_timelines: list[Timeline] = []
+    offset = 0
     for chain in chains:
-        end = at + spots[chain[-1]].stop
-        arrays = masks[at:end], logprobs[at:end], units[at:end], versions[at:end]
-        found.append(_build_timeline(calls, tree, spots, chain, *arrays))
-        at = end
-    return sorted(found, key=lambda timeline: timeline.leaf), untrained
+        end = offset + spots[chain[-1]].stop
+        arrays = masks[offset:end], logprobs[offset:end], units[offset:end], versions[offset:end]
+        made_timelines.append(_build_timeline(calls, tree, spots, chain, *arrays))
+        offset = end
+    return sorted(made_timelines, key=lambda timeline: timeline.leaf), untrained
 
 
 def _find_untrained_reason(call: Call) -> str | None:
@@ -260,9 +260,9 @@ def choose(
     """
     if len(timelines) <= max_samples:
         return list(timelines), Counter()
-    chosen = set(random.Random(f"{seed}/{episode}").sample(range(len(timelines)), max_samples))
-    dropped = sum(timeline.sampled for index, timeline in enumerate(timelines) if index not in chosen)
-    remaining = [timeline for index, timeline in enumerate(timelines) if index in chosen]
+    chosen_indices = set(random.Random(f"{seed}/{episode}").sample(range(len(timelines)), max_samples))
+    dropped = sum(timeline.sampled for index, timeline in enumerate(timelines) if index not in chosen_indices)
+    remaining = [timeline for index, timeline in enumerate(timelines) if index in chosen_indices]
     return remaining, Counter({"max_sample_per_task": dropped})
 
 
@@ -281,20 +281,22 @@ class Snap:
     """Number of tokens of the prompt."""
 
     def __str__(self) -> str:
-        cut = f"the prompt of model call {self.call} of {self.agent or 'the agent'} does not continue"
-        return f"{cut} call {self.before}: {self.reason} (the prompts share {self.shared} of {self.prompt} tokens)"
+        beginning = f"the prompt of model call {self.call} of {self.agent or 'the agent'} does not continue"
+        return (
+            f"{beginning} call {self.before}: {self.reason} (the prompts share {self.shared} of {self.prompt} tokens)"
+        )
 
 
 def snaps(calls: Sequence[Call]) -> list[Snap]:
     """Return the forked calls of one episode, in the order of its calls (`detect_timeline_snap` logs them)."""
     latest: dict[str, int] = {}
-    found: list[Snap] = []
+    fork_list: list[Snap] = []
     for call in calls:
         if call.fork is not None:
             prompt = call.prefix + int(call.suffix_ids.size)
-            found.append(Snap(call.index, call.agent, call.fork, latest.get(call.agent), call.prefix, prompt))
+            fork_list.append(Snap(call.index, call.agent, call.fork, latest.get(call.agent), call.prefix, prompt))
         latest[call.agent] = call.index
-    return found
+    return fork_list
 
 
 def forks(calls: Sequence[Call]) -> Counter[str]:

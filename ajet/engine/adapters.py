@@ -81,27 +81,27 @@ class Adapters(Sequence[Adapter]):
         Raises:
             UserError: the table is invalid or an adapter is missing.
         """
-        if folder is None or not (place := folder / FOLDER / TABLE).is_file():
+        if folder is None or not (table_file := folder / FOLDER / TABLE).is_file():
             return cls([])
         try:
-            table = read_json(place)
+            table = read_json(table_file)
             if table["format"] != FORMAT:
                 raise ValueError(f"its format {table['format']!r} is unknown")
-            found = cls([Adapter(str(each["name"]), tuple(map(str, each["agents"]))) for each in table["adapters"]])
+            adapters = cls([Adapter(str(each["name"]), tuple(map(str, each["agents"]))) for each in table["adapters"]])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{place} cannot be read: {error}",
-                where=str(place),
+                f"{table_file} cannot be read: {error}",
+                where=str(table_file),
                 expected="the file that ajet wrote with the adapters",
             ) from error
-        for name in found.names:
+        for name in adapters.names:
             if name != Path(name).name or not (adapter_folder(folder, name) / "adapter_config.json").is_file():
                 raise UserError(
                     f"The files of the adapter {name} are missing.",
                     where=str(adapter_folder(folder, name)),
                     expected="adapter_config.json and adapter_model.safetensors, unchanged from the checkpoint",
                 )
-        return found
+        return adapters
 
     def write(self, folder: Path) -> None:
         """Write the table of adapters and agents into a model folder."""
@@ -167,20 +167,20 @@ def load_adapter_weights(model: Any, folder: Path, name: str) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    place = adapter_folder(folder, name)
+    adapter = adapter_folder(folder, name)
     try:
-        tensors = load_file(place / "adapter_model.safetensors")
+        tensors = load_file(adapter / "adapter_model.safetensors")
         result: Any = set_peft_model_state_dict(model, tensors, adapter_name=name)
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise _build_adapter_error(place, error) from error
-    own = sum(f".lora_A.{name}." in each or f".lora_B.{name}." in each for each, _ in model.named_parameters())
-    if result.unexpected_keys or len(tensors) != own:
+        raise _build_adapter_error(adapter, error) from error
+    own_count = sum(f".lora_A.{name}." in each or f".lora_B.{name}." in each for each, _ in model.named_parameters())
+    if result.unexpected_keys or len(tensors) != own_count:
         raise _build_adapter_error(
-            place, ValueError(f"the file has {len(tensors)} matrices, and this model's adapters have {own}")
+            adapter, ValueError(f"the file has {len(tensors)} matrices, and this model's adapters have {own_count}")
         )
-    was, now = read_json(place / "adapter_config.json").get("lora_alpha"), model.peft_config[name].lora_alpha
+    was, now = read_json(adapter / "adapter_config.json").get("lora_alpha"), model.peft_config[name].lora_alpha
     if was != now:
-        raise _build_adapter_error(place, ValueError(f"the file's lora alpha is {was}, and this run's is {now}"))
+        raise _build_adapter_error(adapter, ValueError(f"the file's lora alpha is {was}, and this run's is {now}"))
 
 
 def _build_adapter_error(place: Path, error: Exception) -> UserError:

@@ -173,20 +173,20 @@ def compute_reply_limit(request: TokenRequest, *, max_model_len: int, vocabulary
         EngineFailure: the request is invalid.
     """
     ids = request.prompt_ids
-    room = max_model_len - len(ids)
+    free_tokens = max_model_len - len(ids)
     problem = ""
     if not len(ids):
         problem = "the prompt is empty"
     elif int(np.min(ids)) < 0 or int(np.max(ids)) >= vocabulary:
-        wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
-        problem = f"the prompt has the token id {wrong}, beyond the model's vocabulary of {vocabulary}"
-    elif room <= 0:
+        invalid_id = ids[(ids < 0) | (ids >= vocabulary)][0]
+        problem = f"the prompt has the token id {invalid_id}, beyond the model's vocabulary of {vocabulary}"
+    elif free_tokens <= 0:
         problem = f"the prompt has {len(ids)} tokens, but the model's context is {max_model_len} tokens long"
     elif request.sampling.max_tokens <= 0:
         problem = "max_tokens must be at least 1"
     if problem:
         raise EngineFailure(problem, retryable=False)
-    return min(request.sampling.max_tokens, room)
+    return min(request.sampling.max_tokens, free_tokens)
 
 
 class EngineWrapper:

@@ -110,10 +110,10 @@ def parse_size(model: str) -> ModelSize | None:
 
     All other numbers of the result are 0.
     """
-    found = re.search(r"(?<![A-Za-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", Path(model).name, re.I)
-    if found is None:
+    match = re.search(r"(?<![A-Za-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", Path(model).name, re.I)
+    if match is None:
         return None
-    parameters = float(found[2]) * (1e9 if found[3] in "bB" else 1e6) * int(found[1] or 1)
+    parameters = float(match[2]) * (1e9 if match[3] in "bB" else 1e6) * int(match[1] or 1)
     return ModelSize(round(parameters), 0, 0, 0, 0, 0, 0)
 
 
@@ -193,10 +193,10 @@ def list_linear_layers(folder: Path) -> tuple[str, ...]:
 def _list_weight_files(folder: Path) -> list[Path]:
     """Return the model's weight files; with an index, only those with embeddings or heads."""
     try:
-        listed = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError):
         return sorted(folder.glob("*.safetensors"))
-    return sorted({folder / file for name, file in listed.items() if name.endswith((*_EMBEDDINGS, *_HEADS))})
+    return sorted({folder / file for name, file in weight_map.items() if name.endswith((*_EMBEDDINGS, *_HEADS))})
 
 
 def _read_header(path: Path) -> dict[str, Any]:

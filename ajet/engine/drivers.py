@@ -164,14 +164,14 @@ def find_driver(config: AjetConfig) -> EngineDriver:
     """
     part = find_part("engine", config.rollout.engine)
     assert part is not None, "the configuration accepts known names only"
-    found = load_code(part.code)
-    if not hasattr(found, "open_sampler"):
+    code = load_code(part.code)
+    if not hasattr(code, "open_sampler"):
         raise ConfigError(
             f"rollout.engine: {config.rollout.engine} returns text without the sampled token ids.",
             where="ajet.rollout.engine",
             expected="auto, transformers or vllm",
         )
-    driver: EngineDriver = found()
+    driver: EngineDriver = code()
     return driver
 
 

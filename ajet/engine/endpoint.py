@@ -91,8 +91,10 @@ class EndpointEngine:
         try:
             reply = load_json(response.content, most=MOST_VALUES)
         except ValueError as problem:
-            what = f"invalid JSON: {self._server.clean(response.text)[:200]!r}" if response.text else "an empty reply"
-            raise EngineFailure(f"{self.base_url} sent {what} (status {response.status_code})") from problem
+            reply_text = (
+                f"invalid JSON: {self._server.clean(response.text)[:200]!r}" if response.text else "an empty reply"
+            )
+            raise EngineFailure(f"{self.base_url} sent {reply_text} (status {response.status_code})") from problem
         if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
             excerpt = self._server.clean(str(reply))[:200]
             raise EngineFailure(f"{self.base_url}: {NO_COMPLETION}: {excerpt}")
@@ -105,7 +107,7 @@ class EndpointEngine:
             EngineFailure: the server cannot be reached, refused, or broke off.
         """
         body = {**request, "model": self.model, "stream": True}
-        ended = begun = False
+        is_finished = begun = False
         last_chunk_at = time.monotonic()
         other = ""
         try:
@@ -122,22 +124,24 @@ class EndpointEngine:
                         continue
                     data = line[5:].strip()
                     if data == "[DONE]":
-                        ended = True
+                        is_finished = True
                         break
                     chunk = self._server.parsed(data)
                     last_chunk_at, begun = time.monotonic(), True
-                    ended = ended or any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
+                    is_finished = is_finished or any(
+                        choice.get("finish_reason") for choice in chunk.get("choices") or ()
+                    )
                     yield chunk
         except httpx.HTTPError as problem:
             raise self._server.unreachable(problem, begun=begun) from problem
         if not begun:
-            what = (
+            problem_text = (
                 f"a reply that is not an event stream: {self._server.clean(other)[:200]!r}"
                 if other
                 else "an empty stream"
             )
-            raise EngineFailure(f"{self.base_url} sent {what} (status {status})")
-        if not ended:
+            raise EngineFailure(f"{self.base_url} sent {problem_text} (status {status})")
+        if not is_finished:
             raise EngineFailure(f"{self.base_url} closed the connection before the reply was complete")
 
     def close(self) -> None:
@@ -172,9 +176,9 @@ def _read_endpoint(settings: AjetConfig) -> tuple[str, str, str | None]:
     Raises:
         ConfigError: base_url or model is not set.
     """
-    chosen = settings.rollout.endpoint
-    base_url = chosen.base_url or read_outside_variable(URL_VARIABLE)
-    if not base_url or not chosen.model:
+    config = settings.rollout.endpoint
+    base_url = config.base_url or read_outside_variable(URL_VARIABLE)
+    if not base_url or not config.model:
         missing = "base_url" if not base_url else "model"
         raise ConfigError(
             f"rollout.engine is endpoint, but rollout.endpoint.{missing} is not set.",
@@ -183,7 +187,7 @@ def _read_endpoint(settings: AjetConfig) -> tuple[str, str, str | None]:
             if not base_url
             else "the name of a model that the server has",
         )
-    return base_url.rstrip("/"), chosen.model, read_api_key(chosen.api_key_env) or None
+    return base_url.rstrip("/"), config.model, read_api_key(config.api_key_env) or None
 
 
 def services_of(experiment: Experiment) -> Iterator[RequiredService]:

@@ -85,5 +85,5 @@ def _read_fields(gguf: Path) -> dict[str, str]:
     from gguf import GGUFReader
 
     reader = GGUFReader(gguf)
-    wanted = ("tokenizer.ggml.model", "tokenizer.ggml.pre")
-    return {name: str(field.contents()) for name in wanted if (field := reader.get_field(name)) is not None}
+    field_names = ("tokenizer.ggml.model", "tokenizer.ggml.pre")
+    return {name: str(field.contents()) for name in field_names if (field := reader.get_field(name)) is not None}

@@ -53,8 +53,8 @@ def read_limits(folder: Path) -> ModelLimits:
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else {}
 
     def number(*names: str) -> int | None:
-        found = [part[name] for part in (config, text) for name in names if isinstance(part.get(name), int)]
-        return found[0] if found else None
+        values = [part[name] for part in (config, text) for name in names if isinstance(part.get(name), int)]
+        return values[0] if values else None
 
     return ModelLimits(
         positions=number("max_position_embeddings"),

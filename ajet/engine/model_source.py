@@ -64,8 +64,8 @@ def locate_model(
         UserError: the model cannot be found.
     """
     require_packages("transformers", extra="local", needed_for=f"The model {path}")
-    found = _find_model(path, base, progress or ProgressLines(), weights)
-    return replace(found, trust_remote_code=trust_remote_code)
+    source = _find_model(path, base, progress or ProgressLines(), weights)
+    return replace(source, trust_remote_code=trust_remote_code)
 
 
 def find_local_model(path: str, *, base: Path | None = None, weights: bool = True) -> Path | None:
@@ -77,10 +77,10 @@ def find_local_model(path: str, *, base: Path | None = None, weights: bool = Tru
         from ajet.engine.embedded import find_cached_folder
 
         return find_cached_folder(path.removeprefix("embedded:"))
-    place = _find_path(path, base)
-    if place is not None:
+    local = _find_path(path, base)
+    if local is not None:
         try:
-            source = _open_local(path, place)
+            source = _open_local(path, local)
         except (UserError, OSError):
             return None
         return source.folder or find_entry(name_gguf_entry(source.gguf_file))
@@ -93,9 +93,9 @@ def describe_download(path: str, *, base: Path | None = None) -> str:
         from ajet.engine.embedded import describe_download as of_package
 
         return of_package(path.removeprefix("embedded:"))
-    place = _find_path(path, base)
-    if place is not None:
-        return f"the file {place} would be converted, with all its weights, into {find_cache_root()}"
+    local = _find_path(path, base)
+    if local is not None:
+        return f"the file {local} would be converted, with all its weights, into {find_cache_root()}"
     from huggingface_hub import constants, get_token
 
     token = "; your Hugging Face token would be sent there" if get_token() else ""
@@ -112,8 +112,11 @@ def name_gguf_entry(gguf: Path | None) -> str:
 
 def _find_path(path: str, base: Path | None) -> Path | None:
     try:
-        named = Path(path).expanduser()
-        return next((place.resolve() for root in (base, Path.cwd()) if root and (place := root / named).exists()), None)
+        relative = Path(path).expanduser()
+        return next(
+            (candidate.resolve() for root in (base, Path.cwd()) if root and (candidate := root / relative).exists()),
+            None,
+        )
     except (OSError, RuntimeError):  # path too long, or a home folder of an unknown user
         return None
 
@@ -123,9 +126,9 @@ def _find_model(path: str, base: Path | None, progress: Progress, weights: bool)
         from ajet.engine.embedded import embedded_folder
 
         return ModelSource(path, folder=embedded_folder(path.removeprefix("embedded:"), progress))
-    place = _find_path(path, base)
-    if place is not None:
-        return _open_local(path, place)
+    local = _find_path(path, base)
+    if local is not None:
+        return _open_local(path, local)
     if _OLLAMA_NAME.fullmatch(path) and not path.endswith(".gguf"):
         raise UserError(
             f"{path} looks like a name of Ollama; ajet cannot load models from Ollama.",
@@ -157,9 +160,9 @@ def _advise_on_maker(path: str, base: Path | None) -> str:
     Returns "" without advice.
     """
     if (of_run := re.search(r"(.*/)?([^/]+)/(?:checkpoints|exports)/step-\d+/?$", path)) is not None:
-        listed = format_list_command(Path(of_run[1] or "."))
+        list_command = format_list_command(Path(of_run[1] or "."))
         return (
-            f"The run {of_run[2]} writes this model, and has not done so yet: start that run first. `{listed}` "
+            f"The run {of_run[2]} writes this model, and has not done so yet: start that run first. `{list_command}` "
             "lists its checkpoints."
         )
     if (run := Path("launcher_record", path)).is_dir():
@@ -169,9 +172,9 @@ def _advise_on_maker(path: str, base: Path | None) -> str:
     of_hub = not _looks_local(path)
     if of_hub and "/" in path and not (base / path).parent.is_dir():
         return ""  # org/model: not a folder of this project
-    near = os.path.relpath(script)
-    named = str(script.absolute()) if near.startswith(os.pardir) else near
-    makes = f"Create it by `{find_python()} {shlex.quote(named)} {shlex.quote(path)}`."
+    relative = os.path.relpath(script)
+    script_name = str(script.absolute()) if relative.startswith(os.pardir) else relative
+    makes = f"Create it by `{find_python()} {shlex.quote(script_name)} {shlex.quote(path)}`."
     return f"{makes} If you mean a model on the Hugging Face hub, check its name and the network." if of_hub else makes
 
 
@@ -196,16 +199,16 @@ def _open_local(path: str, place: Path) -> ModelSource:
         raise UserError(f"{place} is not a model.", where="model.path", expected=_EXPECTED)
     if (place / "config.json").is_file():
         return ModelSource(path, folder=place)
-    found = sorted(place.glob("*.gguf"))
-    if len(found) == 1:
-        return ModelSource(path, gguf_file=found[0])
-    what = f"contains {len(found)} .gguf files" if found else "has no config.json"
+    gguf_files = sorted(place.glob("*.gguf"))
+    if len(gguf_files) == 1:
+        return ModelSource(path, gguf_file=gguf_files[0])
+    problem = f"contains {len(gguf_files)} .gguf files" if gguf_files else "has no config.json"
     do = (
-        "Set model.path to one of them: " + ", ".join(f.name for f in found[:5])
-        if found
+        "Set model.path to one of them: " + ", ".join(f.name for f in gguf_files[:5])
+        if gguf_files
         else _suggest_model_below(place)
     )
-    raise UserError(f"The folder {place} {what}.", where="model.path", expected=_EXPECTED, do=do)
+    raise UserError(f"The folder {place} {problem}.", where="model.path", expected=_EXPECTED, do=do)
 
 
 def _suggest_model_below(folder: Path) -> str:
@@ -245,26 +248,24 @@ def _download_from_hub(name: str, progress: Progress, weights: bool, do: str) ->
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-    wanted = _list_patterns(weights)
+    patterns = _list_patterns(weights)
     cached = _find_in_hub_cache(name, weights)
     if cached is not None:
         return cached
-    where = "model.path"
-    _check_reachable(name, where, do)
+    key = "model.path"
+    _check_reachable(name, key, do)
     progress(f"downloading {name}", 0, 0)
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted, etag_timeout=_HUB_SECONDS))
+        return Path(snapshot_download(name, allow_patterns=patterns, etag_timeout=_HUB_SECONDS))
     except GatedRepoError:
         do = "Accept the model's terms on the Hugging Face hub and set HF_TOKEN."
         raise UserError(
-            f"The Hugging Face hub gives the model {name!r} only to users who accepted its terms.", where=where, do=do
+            f"The Hugging Face hub gives the model {name!r} only to users who accepted its terms.", where=key, do=do
         ) from None
     except RepositoryNotFoundError:
-        raise UserError(
-            f"The Hugging Face hub has no model {name!r}.", where=where, expected=_EXPECTED, do=do
-        ) from None
+        raise UserError(f"The Hugging Face hub has no model {name!r}.", where=key, expected=_EXPECTED, do=do) from None
     except (HfHubHTTPError, OSError) as error:
-        raise UserError(f"The model {name!r} could not be downloaded: {error}", where=where, do=do) from error
+        raise UserError(f"The model {name!r} could not be downloaded: {error}", where=key, do=do) from error
 
 
 def _check_reachable(name: str, where: str, do: str) -> None:
@@ -279,8 +280,8 @@ def _check_reachable(name: str, where: str, do: str) -> None:
 
     local = f"There is no folder {name!r}, and the Hugging Face cache does not contain the model"
     if constants.HF_HUB_OFFLINE:
-        what = f"{local}; HF_HUB_OFFLINE forbids a download."
-        raise HubUnreachableError(what, where=where, expected=_EXPECTED, do=do)
+        message = f"{local}; HF_HUB_OFFLINE forbids a download."
+        raise HubUnreachableError(message, where=where, expected=_EXPECTED, do=do)
     token = read_api_key("HF_TOKEN")
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
@@ -314,13 +315,13 @@ def refuse_hosted(name: str, expected: str = "") -> None:
     Its weights are not available for training. The message says how to evaluate it.
     """
     of_openai, other = _OPENAI_NAME.fullmatch(name), _OTHER_NAME.fullmatch(name)
-    if (found := of_openai or other) is None:
+    if (match := of_openai or other) is None:
         return
-    model = f"{found[1]}@{OPENAI if of_openai else 'https://HOST/v1'}"
+    model = f"{match[1]}@{OPENAI if of_openai else 'https://HOST/v1'}"
     evaluation = format_command("eval", "FILE.yaml", "--model", model)
     raise UserError(
         f"{name} is a hosted model: its weights cannot be downloaded, so ajet cannot train it.",
         where="model.path",
         expected=expected,
-        do=f"train a model with open weights; to measure {found[1]} on the tasks: {evaluation}",
+        do=f"train a model with open weights; to measure {match[1]} on the tasks: {evaluation}",
     )

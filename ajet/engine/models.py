@@ -131,9 +131,9 @@ def load_image_tokens(folder: Path, *, trust_remote_code: bool = False) -> Image
     except (OSError, ValueError, KeyError, ImportError) as error:
         if (refused := build_code_refusal(error, folder)) is not None:
             raise refused from error
-        why, _, _ = str(error).strip().partition("\n")
+        reason, _, _ = str(error).strip().partition("\n")
         raise UserError(
-            f"The processor of this vision model cannot be loaded: {why}",
+            f"The processor of this vision model cannot be loaded: {reason}",
             where=str(folder),
             do="install torchvision in the version that fits torch: the processors of most model families need it",
         ) from error
@@ -249,10 +249,12 @@ def _freeze_module(module: Any, kind: str, layer: str | None, longest: int) -> s
     border = parameters["original_max_position_embeddings"] if kind == "longrope" else module.original_max_seq_len
     if longest > border:
         prefix = "" if layer is None else f"{layer}_"
-        known = getattr(module, f"{prefix}inv_freq")
-        chosen = {} if layer is None else {"layer_type": layer}
-        frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](module.config, known.device, seq_len=longest, **chosen)
-        module.register_buffer(f"{prefix}inv_freq", frequencies.to(known.dtype), persistent=False)
+        current = getattr(module, f"{prefix}inv_freq")
+        layer_argument = {} if layer is None else {"layer_type": layer}
+        frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](
+            module.config, current.device, seq_len=longest, **layer_argument
+        )
+        module.register_buffer(f"{prefix}inv_freq", frequencies.to(current.dtype), persistent=False)
         setattr(module, f"{prefix}attention_scaling", scaling)
     return FROZEN
 

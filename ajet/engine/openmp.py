@@ -35,8 +35,8 @@ def find_pause_function() -> Any:
     packages = Path(torch.__file__).resolve().parents[1]
     try:
         with open("/proc/self/maps", errors="surrogateescape") as maps:
-            found = find_libgomp(maps, packages)
-        return None if found is None else getattr(ctypes.CDLL(found), "omp_pause_resource_all", None)
+            libgomp = find_libgomp(maps, packages)
+        return None if libgomp is None else getattr(ctypes.CDLL(libgomp), "omp_pause_resource_all", None)
     except OSError:  # not Linux, or the library file is gone
         return None
 
@@ -45,5 +45,7 @@ def find_libgomp(maps: Iterable[str], packages: Path) -> str | None:
     """Return the path of torch's libgomp in a process's memory map, or None if absent or ambiguous."""
     mapped = [line.rstrip("\n").split(maxsplit=5) for line in maps]
     files = {each[5] for each in mapped if len(each) == 6 and Path(each[5]).name.startswith("libgomp")}
-    own = {file for file in files if file.startswith((f"{packages}/torch/", f"{packages}/torch.libs/"))} or files
-    return own.pop() if len(own) == 1 else None
+    torch_files = {
+        file for file in files if file.startswith((f"{packages}/torch/", f"{packages}/torch.libs/"))
+    } or files
+    return torch_files.pop() if len(torch_files) == 1 else None

@@ -55,9 +55,9 @@ class WeightsProbe:
 
     def add_version(self, version: int, logprobs: Sequence[float], *, keep: int) -> WeightsProbe:
         """Return the probe with one more version. Of earlier versions, the first and the newest `keep` remain."""
-        known = {**{one: row for one, row in self.logprobs.items() if one < version}, version: tuple(logprobs)}
-        staying = {*sorted(known)[:1], *sorted(known)[-keep - 1 :]}
-        return replace(self, logprobs={one: known[one] for one in sorted(staying)})
+        by_version = {**{one: row for one, row in self.logprobs.items() if one < version}, version: tuple(logprobs)}
+        staying = {*sorted(by_version)[:1], *sorted(by_version)[-keep - 1 :]}
+        return replace(self, logprobs={one: by_version[one] for one in sorted(staying)})
 
     def to_json(self) -> dict[str, Any]:
         """Return the probe as JSON values."""

@@ -90,14 +90,14 @@ class RemoteServer:
         loop = asyncio.get_running_loop()
         with self._lock:
             if loop not in self._clients:
-                made = httpx.AsyncClient(
+                new_client = httpx.AsyncClient(
                     base_url=self.base_url,
                     headers=self.headers,
                     timeout=build_timeout(self.silence),
                     limits=LIMITS,
                     **more,
                 )
-                self._clients[loop] = made
+                self._clients[loop] = new_client
             return self._clients[loop]
 
     def close(self) -> None:
@@ -139,8 +139,8 @@ class RemoteServer:
         if isinstance(problem, (httpx.ReadTimeout, httpx.WriteTimeout)):
             return self.hangs(begun=begun)
         if begun:
-            why = f"{type(problem).__name__}: {self.clean(str(problem))}"
-            return EngineFailure(f"{self.base_url} closed the connection before the reply was complete: {why}")
+            reason = f"{type(problem).__name__}: {self.clean(str(problem))}"
+            return EngineFailure(f"{self.base_url} closed the connection before the reply was complete: {reason}")
         return EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {self.clean(str(problem))}")
 
     def hangs(self, *, begun: bool = False) -> EngineHangs:
@@ -149,9 +149,9 @@ class RemoteServer:
         Args:
             begun: True if part of the reply arrived.
         """
-        what = "began its reply and then" if begun else "accepted the request and"
+        progress = "began its reply and then" if begun else "accepted the request and"
         limit = f" ({self._timeout_key})" if self._timeout_key else ""
-        message = f"{self.base_url} hangs: it {what} sent nothing for {self.silence:g} s{limit}"
+        message = f"{self.base_url} hangs: it {progress} sent nothing for {self.silence:g} s{limit}"
         if self._hang_log_limit.is_due():
             raise_it = f", or raise {self._timeout_key} if its replies take longer" if self._timeout_key else ""
             logger.warning("{}. Check the server's log{}", message, raise_it)

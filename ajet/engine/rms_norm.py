@@ -27,15 +27,15 @@ ROWS = 5
 
 def replace_norms(model: Any) -> int:
     """Replace the forward pass of the norms of `model` on a CPU in place; return their number."""
-    known: dict[Any, bool] = {}
+    same_by_kind: dict[Any, bool] = {}
     count = 0
     for module in model.modules():
         if not _is_replaceable(module):
             continue
         kind = (type(module), module.weight.dtype, module.weight.shape, module.variance_epsilon)
-        if kind not in known:
-            known[kind] = _same_bits(module)
-        if known[kind]:
+        if kind not in same_by_kind:
+            same_by_kind[kind] = _same_bits(module)
+        if same_by_kind[kind]:
             # The method is bound with MethodType, so that copies of the module get their own.
             module.forward = MethodType(_forward_in_pieces, module)
             count += 1
@@ -61,8 +61,8 @@ def _is_replaceable(module: Any) -> bool:
 def _forward_in_pieces(module: Any, hidden_states: Tensor) -> Tensor:
     """Return the norm of the hidden states; inputs unlike the probe's use the module's own forward pass."""
     if not _is_as_probed(hidden_states, module.weight):
-        given: Tensor = type(module).forward(module, hidden_states)
-        return given
+        output: Tensor = type(module).forward(module, hidden_states)
+        return output
     piece = PIECE * torch.get_num_threads()
     if not torch.is_grad_enabled():
         return _compute_norm(hidden_states, module.weight, module.variance_epsilon, piece, keep=False)[0]
@@ -86,8 +86,8 @@ def _compute_norm(
     scaled = torch.empty_like(rows) if keep else None
     step = max(1, piece // width)
     wide, squares = (torch.empty(min(step, rows.shape[0]), width, dtype=torch.float32) for _ in range(2))
-    for at in range(0, rows.shape[0], step):
-        part = slice(at, at + step)
+    for begin in range(0, rows.shape[0], step):
+        part = slice(begin, begin + step)
         count = rows[part].shape[0]
         h, s = wide[:count].copy_(rows[part]), squares[:count]
         mean = torch.pow(h, 2, out=s).mean(-1, keepdim=True)
@@ -110,19 +110,19 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         hidden_states, weight, inverse, scaled = ctx.saved_tensors
         shape, width, step = hidden_states.shape, hidden_states.shape[-1], ctx.step
-        rows, given = hidden_states.view(-1, width), grads[0].reshape(-1, width)
-        to_weight = (given * scaled).sum(0) if ctx.needs_input_grad[1] else None
+        rows, output_grads = hidden_states.view(-1, width), grads[0].reshape(-1, width)
+        to_weight = (output_grads * scaled).sum(0) if ctx.needs_input_grad[1] else None
         if not ctx.needs_input_grad[0]:
             return None, to_weight, None, None
         to_rows = torch.empty_like(rows)
-        most = min(step, rows.shape[0])
-        narrow = torch.empty(most, width, dtype=rows.dtype)
-        wide, hidden, product = (torch.empty(most, width, dtype=torch.float32) for _ in range(3))
-        for at in range(0, rows.shape[0], step):
-            part = slice(at, at + step)
+        largest_piece = min(step, rows.shape[0])
+        narrow = torch.empty(largest_piece, width, dtype=rows.dtype)
+        wide, hidden, product = (torch.empty(largest_piece, width, dtype=torch.float32) for _ in range(3))
+        for begin in range(0, rows.shape[0], step):
+            part = slice(begin, begin + step)
             count = rows[part].shape[0]
             g, h, p = wide[:count], hidden[:count].copy_(rows[part]), product[:count]
-            g.copy_(torch.mul(given[part], weight, out=narrow[:count]))
+            g.copy_(torch.mul(output_grads[part], weight, out=narrow[:count]))
             to_inverse = torch.mul(g, h, out=p).sum(-1, keepdim=True)
             to_mean = (inverse[part].pow(3).mul_(-0.5)).mul_(to_inverse).div_(width)
             g.mul_(inverse[part])
@@ -135,21 +135,21 @@ def _same_bits(module: Any) -> bool:
 
     The probe uses random weights: initial weights are often all 1, and would hide a product at another place.
     """
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     width, dtype = module.weight.shape[0], module.weight.dtype
-    given, grad = (torch.randn(1, ROWS, width, generator=draw).mul_(3).to(dtype) for _ in range(2))
-    weight = torch.randn(width, generator=draw).add_(1).to(dtype)
-    found = []
+    inputs, grad = (torch.randn(1, ROWS, width, generator=generator).mul_(3).to(dtype) for _ in range(2))
+    weight = torch.randn(width, generator=generator).add_(1).to(dtype)
+    results = []
     for piece in (None, 2 * width):
-        x, w = given.clone().requires_grad_(), weight.clone().requires_grad_()
+        x, w = inputs.clone().requires_grad_(), weight.clone().requires_grad_()
         with torch.enable_grad():
             try:
                 if piece is None:
                     out = torch.func.functional_call(module, {"weight": w}, (x,))
                 else:
                     out = _RmsNorm.apply(x, w, module.variance_epsilon, piece)
-                found.append((out, *torch.autograd.grad(out, (x, w), grad)))
+                results.append((out, *torch.autograd.grad(out, (x, w), grad)))
             # The module needs rows of another shape, or has no such gradient.
             except (TypeError, ValueError, RuntimeError):
                 return False
-    return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(*found, strict=True))
+    return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(*results, strict=True))

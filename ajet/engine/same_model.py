@@ -97,8 +97,8 @@ def use_attention(model: Any, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for config, own in before.values():
-            config._attn_implementation = own
+        for config, attention_before in before.values():
+            config._attn_implementation = attention_before
 
 
 def set_attention(model: Any, name: str) -> None:
@@ -108,8 +108,8 @@ def set_attention(model: Any, name: str) -> None:
 
 
 def _list_configs(model: Any) -> list[Any]:
-    found = (getattr(module, "config", None) for module in model.modules())
-    return [config for config in found if hasattr(config, "_attn_implementation")]
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return [config for config in configs if hasattr(config, "_attn_implementation")]
 
 
 _NOT_ABOUT_ATTENTION = {

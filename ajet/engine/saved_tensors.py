@@ -33,23 +33,23 @@ def open_saved_tensors(
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"the folder {folder} contains no weights")
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            opened = [held.enter_context(safe_open(file, framework="pt")) for file in files]
+            tensor_files = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
         except SafetensorError as error:
             _require_written(folder, files)
             raise UserError(f"The weights in {folder} cannot be read: {error}", where=str(folder)) from error
         _require_written(folder, files)
-        place = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - no mapping
+        file_of_tensor = {name: file for file in tensor_files for name in file.keys()}  # noqa: SIM118 - no mapping
         for name, shape in (wanted or {}).items():
-            if name not in place or tuple(place[name].get_slice(name).get_shape()) != shape:
+            if name not in file_of_tensor or tuple(file_of_tensor[name].get_slice(name).get_shape()) != shape:
                 raise UserError(
                     f"The weights in {folder} belong to another model: {name} does not have the shape {shape} there.",
                     where=str(folder),
                     expected="a checkpoint of the model that model.path names",
                 )
-        names = place if wanted is None else wanted
-        yield ((name, place[name].get_tensor(name)) for name in names)
+        names = file_of_tensor if wanted is None else wanted
+        yield ((name, file_of_tensor[name].get_tensor(name)) for name in names)
 
 
 def _require_written(folder: Path, files: Iterable[Path]) -> None:
@@ -60,13 +60,13 @@ def _require_written(folder: Path, files: Iterable[Path]) -> None:
     """
     if not (folder / STATE).exists() and step_of(folder) < 0:
         return
-    found = inspect_checkpoint(folder)
-    if isinstance(found, str):
-        raise FileNotFoundError(f"{folder}: {found}")
-    wrong = [each.name for each in files if found.digests.get(each.name) != digest_file(each)]
-    if wrong:
+    inspected = inspect_checkpoint(folder)
+    if isinstance(inspected, str):
+        raise FileNotFoundError(f"{folder}: {inspected}")
+    damaged = [each.name for each in files if inspected.digests.get(each.name) != digest_file(each)]
+    if damaged:
         raise UserError(
-            f"The weights that the trainer announced are damaged: {', '.join(wrong)} in {folder} differs from "
+            f"The weights that the trainer announced are damaged: {', '.join(damaged)} in {folder} differs from "
             "what the trainer wrote.",
             where=str(folder),
             expected="files whose digests equal those in state.json",

@@ -91,18 +91,20 @@ class ScriptedEngine:
             step = reply.chunk or self.chunk or len(ids)
             stop = len(ids) if reply.fail_after is None else min(reply.fail_after, len(ids))
             # inlined scripted_logprob, because a function call per token is measurable
-            chosen = [-(1 + token % 97) / 128 for token in ids]
-            unit = [2 * logprob for logprob in chosen]
+            token_logprobs = [-(1 + token % 97) / 128 for token in ids]
+            unit = [2 * logprob for logprob in token_logprobs]
             top = _make_alternatives(ids, request.sampling.top_logprobs)
-            for at in range(0, stop, max(step, 1)):
+            for begin in range(0, stop, max(step, 1)):
                 if self._closed:
                     raise EngineFailure("the engine is closed")
                 if self._pace > 0:
                     await self._wait_seconds(self._pace)
-                upto = min(at + step, stop)
+                upto = min(begin + step, stop)
                 last = upto == len(ids) and reply.fail_after is None
-                some = slice(at, upto)
-                yield TokenChunk(ids[some], chosen[some], unit[some], self.version, finish if last else None, top[some])
+                part = slice(begin, upto)
+                yield TokenChunk(
+                    ids[part], token_logprobs[part], unit[part], self.version, finish if last else None, top[part]
+                )
             if reply.fail_after is not None:
                 raise EngineFailure(f"the scripted engine fails after {reply.fail_after} tokens, as its script says")
             if not ids:
@@ -158,7 +160,7 @@ class ScriptedEngine:
         if reply.ended and self._end_id is not None:
             ids.append(self._end_id)
         sampling = request.sampling
-        ends = [at for at, token in enumerate(ids) if token in sampling.stop_ids]
+        ends = [index for index, token in enumerate(ids) if token in sampling.stop_ids]
         if ends and ends[0] < sampling.max_tokens:
             return ids[: ends[0] + 1], "stop"
         return ids[: sampling.max_tokens], "length"

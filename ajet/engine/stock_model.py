@@ -76,6 +76,8 @@ class StockModel:
         ids = torch.from_numpy(np.concatenate([prompt, reply])).long().to(self.model.device)
         logits = self.model(input_ids=ids[None], use_cache=False).logits[0, len(prompt) - 1 : -1].float()
         logprobs = torch.log_softmax(logits, -1)
-        own = logprobs.gather(1, ids[len(prompt) :, None]).squeeze(1)
+        reply_logprobs = logprobs.gather(1, ids[len(prompt) :, None]).squeeze(1)
         best, greedy = logprobs.max(-1)
-        return ReplyLogprobs(own.cpu().numpy(), greedy.int().cpu().numpy(), (best - own).cpu().numpy())
+        return ReplyLogprobs(
+            reply_logprobs.cpu().numpy(), greedy.int().cpu().numpy(), (best - reply_logprobs).cpu().numpy()
+        )

@@ -64,9 +64,9 @@ class TeacherEndpoint:
                 response = client.post(f"{self._url}/completions", json=self._build_body(ids))
             rows = self._parse_rows(response, ids)
         except (httpx.HTTPError, httpx.InvalidURL, TeacherFailure) as problem:
-            why = f"it {self._describe_failure(problem)}" if isinstance(problem, httpx.HTTPError) else str(problem)
+            reason = f"it {self._describe_failure(problem)}" if isinstance(problem, httpx.HTTPError) else str(problem)
             raise ConfigError(
-                f"The teacher cannot be used: {why}",
+                f"The teacher cannot be used: {reason}",
                 where=f"{KEY}.base_url ({self._url})",
                 expected="a server such as vLLM, whose /completions accepts token ids as the prompt and returns "
                 "prompt_logprobs",
@@ -78,13 +78,13 @@ class TeacherEndpoint:
                 "ajet cannot compare the tokenizers of teacher and policy: the teacher's server returns no "
                 "decoded tokens"
             )
-        for token, there in spelt:
-            here = tokenizer.decode([token])
-            if UNKNOWN in here or UNKNOWN in there:
+        for token, teacher_text in spelt:
+            own_text = tokenizer.decode([token])
+            if UNKNOWN in own_text or UNKNOWN in teacher_text:
                 continue
-            if here.lstrip(" ") != there.lstrip(" "):
+            if own_text.lstrip(" ") != teacher_text.lstrip(" "):
                 raise build_tokenizer_error(
-                    f"token id {token} is {here!r} in the policy's tokenizer and {there!r} in the teacher's"
+                    f"token id {token} is {own_text!r} in the policy's tokenizer and {teacher_text!r} in the teacher's"
                 )
 
     async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
@@ -110,10 +110,10 @@ class TeacherEndpoint:
         ids = line.ids.tolist()
         async with self._places:
             rows = await self.request_rows(ids)
-        found = np.zeros(len(ids), np.float32)
-        for at in np.flatnonzero(line.mask).tolist():
-            found[at] = rows[at - 1]["logprob"]
-        return found
+        logprobs = np.zeros(len(ids), np.float32)
+        for position in np.flatnonzero(line.mask).tolist():
+            logprobs[position] = rows[position - 1]["logprob"]
+        return logprobs
 
     async def request_rows(self, ids: list[int]) -> list[dict[str, Any]]:
         for number in range(self._retries + 1):

@@ -42,8 +42,8 @@ def choose_count(cores: int, busy: float, limit: int, current: int) -> int:
     Args:
         current: the present count; it stays if a core is used between NOISE and TAKEN.
     """
-    least, most = math.floor(cores - busy + NOISE), math.floor(cores - busy + TAKEN)
-    return min(limit, max(1, least, min(current, most)))
+    lowest, highest = math.floor(cores - busy + NOISE), math.floor(cores - busy + TAKEN)
+    return min(limit, max(1, lowest, min(current, highest)))
 
 
 def read_busy_seconds() -> tuple[float, float]:
@@ -56,8 +56,10 @@ def read_busy_seconds() -> tuple[float, float]:
         idle = each.idle + sum(getattr(each, name, 0.0) for name in ("iowait", "guest", "guest_nice"))
         normal += sum(each) - idle - getattr(each, "nice", 0.0)
         nice += getattr(each, "nice", 0.0)
-    own = time.process_time()
-    return (normal - own, nice) if os.getpriority(os.PRIO_PROCESS, 0) <= 0 else (normal + nice - own, 0.0)
+    own_seconds = time.process_time()
+    return (
+        (normal - own_seconds, nice) if os.getpriority(os.PRIO_PROCESS, 0) <= 0 else (normal + nice - own_seconds, 0.0)
+    )
 
 
 class ThreadCount:
@@ -142,11 +144,11 @@ def choose_threads(wanted: int | str, device: torch.device, *, deterministic: bo
     global _followed
     _followed, limit = None, count_cores()
     if isinstance(wanted, int):
-        count, why = wanted, "as configured"
+        count, reason = wanted, "as configured"
     elif (configured := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(configured) > 0:
-        count, why = int(configured), "OMP_NUM_THREADS"
+        count, reason = int(configured), "OMP_NUM_THREADS"
     elif deterministic or device.type != "cpu":
-        count, why = limit, "all cores"
+        count, reason = limit, "all cores"
     else:
         _followed = ThreadCount(count_allowed_cores(), limit)
         time.sleep(LOOK_SECONDS)
@@ -155,7 +157,7 @@ def choose_threads(wanted: int | str, device: torch.device, *, deterministic: bo
         logger.info(_followed.describe())
         return _followed.value
     torch.set_num_threads(count)
-    logger.info("{} on {} ({})", counted(count, "thread"), device.type, why)
+    logger.info("{} on {} ({})", counted(count, "thread"), device.type, reason)
     return count
 
 

@@ -65,8 +65,8 @@ def build_verdict_key(model: Any, *, code: Sequence[Path]) -> str:
     import torch
     import transformers
 
-    own = {_find_source_file(type(module)) for module in model.modules()}
-    if None in own:
+    source_files = {_find_source_file(type(module)) for module in model.modules()}
+    if None in source_files:
         return ""
     device = model.get_input_embeddings().weight.device
     if device.type == "cuda":
@@ -86,7 +86,7 @@ def build_verdict_key(model: Any, *, code: Sequence[Path]) -> str:
         sorted((name, value) for name, value in os.environ.items() if name.startswith(_LIBRARY_VARIABLES)),
     ]
     digest = hashlib.sha256(repr(facts).encode())
-    folders = {*code, Path(__file__).parent, *(Path(file).parent for file in own if file)}
+    folders = {*code, Path(__file__).parent, *(Path(file).parent for file in source_files if file)}
     for file in sorted(file for folder in folders for file in folder.glob("*.py")):
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
@@ -102,5 +102,5 @@ def _find_source_file(kind: type) -> str | None:
 
 def _list_configured_modules(model: Any) -> list[Any]:
     """Return one module per distinct configuration; layers share theirs."""
-    found = {id(module.config): module for module in model.modules() if hasattr(module, "config")}
-    return [module for module in found.values() if hasattr(module.config, "to_json_string")]
+    module_by_config = {id(module.config): module for module in model.modules() if hasattr(module, "config")}
+    return [module for module in module_by_config.values() if hasattr(module.config, "to_json_string")]

@@ -92,8 +92,8 @@ class WatchedEngine(EngineWrapper):
         return self._enter_inner("held")
 
     def _enter_inner(self, name: str) -> AbstractContextManager[object]:
-        made = getattr(self._engine, name, None)
-        return nullcontext() if made is None else cast(AbstractContextManager[object], made())
+        make_context = getattr(self._engine, name, None)
+        return nullcontext() if make_context is None else cast(AbstractContextManager[object], make_context())
 
     def weights_changed(self, version: int) -> None:
         """Pass the new version to the inner engine."""

@@ -94,9 +94,9 @@ def list_configured(models: Sequence[JudgeModelConfig], key: str) -> list[ChatMo
             each.base_url or read_outside_variable("OPENAI_BASE_URL") or OPENAI,
             each.model,
             read_api_key(each.api_key_env),
-            where=f"{key}[{place}].base_url",
+            where=f"{key}[{index}].base_url",
         )
-        for place, each in enumerate(models)
+        for index, each in enumerate(models)
     ]
 
 
@@ -152,15 +152,15 @@ async def request_embeddings(model: ChatModel, texts: Sequence[str], seconds: fl
     body = await _post_request(model, "embeddings", {"input": list(texts)}, seconds, VECTOR_BYTES * (len(texts) + 1))
     try:
         rows = sorted(load_json(body, most=VECTOR_VALUES * (len(texts) + 1))["data"], key=lambda row: row["index"])
-        found = [[float(number) for number in row["embedding"]] for row in rows]
+        vectors = [[float(number) for number in row["embedding"]] for row in rows]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise NoAnswerError(
             f"its answer contains no embeddings: {_shorten_body(model, body)}", is_retryable=False
         ) from None
-    are_finite = all(row and all(map(math.isfinite, row)) for row in found)
-    if len(found) != len(texts) or len({len(row) for row in found}) != 1 or not are_finite:
+    are_finite = all(row and all(map(math.isfinite, row)) for row in vectors)
+    if len(vectors) != len(texts) or len({len(row) for row in vectors}) != 1 or not are_finite:
         raise NoAnswerError("its answer does not contain one vector per text", is_retryable=False)
-    return found
+    return vectors
 
 
 async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], seconds: float, most: int) -> bytes:
@@ -205,22 +205,22 @@ def _shorten_body(model: ChatModel, body: bytes, most: int = 120) -> str:
 
 def explain_no_model(models: Sequence[ChatModel], seconds: float, *, named: str) -> str:
     """Return "" if a model answers, else the problem of each. Problems before an answering model are logged."""
-    wrong: list[str] = []
+    problems: list[str] = []
     for model in models:
         key, server = model.api_key.get_secret_value(), f"{named}: {model.place}"
-        why = find_model_problem(model.base_url, model.model, key, seconds / len(models), named=server)
-        if not why:
-            for each in wrong:
+        problem = find_model_problem(model.base_url, model.model, key, seconds / len(models), named=server)
+        if not problem:
+            for each in problems:
                 logger.warning("the model {} failed: {}; trying the next model", named, each)
             return ""
-        wrong.append(f"{model.model} at {model.place}: {why}")
-    return "; ".join(wrong)
+        problems.append(f"{model.model} at {model.place}: {problem}")
+    return "; ".join(problems)
 
 
 async def close_all() -> None:
-    found = list(_sessions.values())
+    sessions = list(_sessions.values())
     _sessions.clear()
-    for each in found:
+    for each in sessions:
         await each.close()
 
 
@@ -238,13 +238,13 @@ def _get_session(proxied: bool) -> aiohttp.ClientSession:
 
 
 async def _read_bounded(reply: aiohttp.ClientResponse, most: int) -> bytes:
-    found = bytearray()
+    body = bytearray()
     while chunk := await reply.content.readany():
-        found += chunk
-        if len(found) > most:
+        body += chunk
+        if len(body) > most:
             reply.close()
             raise NoAnswerError(f"its answer is longer than {most} bytes", is_retryable=True)
-    return bytes(found)
+    return bytes(body)
 
 
 def _retry_after_seconds(header: str | None) -> float:
@@ -260,20 +260,20 @@ def _parse_reply(body: bytes) -> ChatReply:
         answer: Any = load_json(body)
         choice = answer["choices"][0]
         content, refusal = choice["message"].get("content"), choice["message"].get("refusal")
-        filtered, used = choice.get("finish_reason") == "content_filter", answer.get("usage")
+        filtered, usage = choice.get("finish_reason") == "content_filter", answer.get("usage")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         raise NoAnswerError(NO_COMPLETION, is_retryable=True) from None
     raw_text = content if isinstance(content, str) else ""
     text = raw_text.rpartition("</think>")[2].strip()
     refused = refusal if isinstance(refusal, str) and refusal else "its server's filter" if filtered else ""
-    cut = choice.get("finish_reason") == "length"
+    is_cut = choice.get("finish_reason") == "length"
     return ChatReply(
         text,
         raw_text,
-        cut,
+        is_cut,
         refused,
-        _read_token_count(used, "prompt_tokens"),
-        _read_token_count(used, "completion_tokens"),
+        _read_token_count(usage, "prompt_tokens"),
+        _read_token_count(usage, "completion_tokens"),
     )
 
 
@@ -298,8 +298,8 @@ def plain_section(named: str, base: Path, name: str) -> tuple[Path, dict[str, An
     section = tree.get(name) if isinstance(tree, dict) else None
     if not isinstance(section, dict):
         raise ConfigError(f"{file.name} has no section {name}.", where=str(file), expected=f"a section as in {EXAMPLE}")
-    found: dict[str, Any] = expand_variables(section, f"{file}: {name}")
-    return file, found
+    expanded: dict[str, Any] = expand_variables(section, f"{file}: {name}")
+    return file, expanded
 
 
 def section_of(named: str, base: Path, name: str, form: type[S]) -> S:

@@ -35,8 +35,8 @@ def end_family(leader: int, grace: float) -> None:
     with suppress(*_GONE):
         head.suspend()
     _act_on_all(members(head), psutil.Process.terminate)
-    until = time.monotonic() + grace
-    while members(head) and time.monotonic() < until:
+    deadline = time.monotonic() + grace
+    while members(head) and time.monotonic() < deadline:
         time.sleep(0.01)
     end_descendants(head)
     with suppress(ProcessLookupError, PermissionError):
@@ -57,8 +57,8 @@ def end_tree(leader: int) -> None:
 def end_descendants(head: psutil.Process) -> None:
     """Stop all descendants first (a stopped process cannot start another), then kill them."""
     stopped: set[psutil.Process] = set()
-    until = time.monotonic() + PATIENCE
-    while (fresh := members(head) - stopped) and time.monotonic() < until:
+    deadline = time.monotonic() + PATIENCE
+    while (fresh := members(head) - stopped) and time.monotonic() < deadline:
         _act_on_all(fresh, psutil.Process.suspend)
         stopped |= fresh
     _act_on_all(stopped, psutil.Process.kill)

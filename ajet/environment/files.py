@@ -26,8 +26,8 @@ _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 def find_named_file(named: str, base: Path, key: str) -> Path:
     """The file that a key names: in `base`, or in the working directory. Raises ConfigError."""
-    wanted = Path(named).expanduser()
-    file = next((path for path in (base / wanted, Path.cwd() / wanted) if path.is_file()), None)
+    relative = Path(named).expanduser()
+    file = next((path for path in (base / relative, Path.cwd() / relative) if path.is_file()), None)
     if file is None:
         raise ConfigError(
             f"{key.removeprefix('ajet.')}: the file {named} does not exist.",
@@ -44,8 +44,8 @@ def read_yaml(file: Path, form: str = "not valid YAML") -> Any:
         ConfigError: invalid YAML, described as `form`.
         OSError: the file is missing.
     """
-    found = file.stat()
-    return _read_yaml(file.absolute(), form, (found.st_mtime_ns, found.st_size, found.st_ino))
+    status = file.stat()
+    return _read_yaml(file.absolute(), form, (status.st_mtime_ns, status.st_size, status.st_ino))
 
 
 @lru_cache(maxsize=32)
@@ -56,16 +56,16 @@ def _read_yaml(file: Path, form: str, version: tuple[int, ...]) -> Any:
         raise ConfigError(f"{file.name} cannot be read: {error.strerror}.", where=str(file)) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        why = f"{problem}, line {mark.line + 1}" if mark is not None else problem or type(error).__name__
-        raise ConfigError(f"{file.name} is {form}: {why}.", where=str(file)) from None
+        reason = f"{problem}, line {mark.line + 1}" if mark is not None else problem or type(error).__name__
+        raise ConfigError(f"{file.name} is {form}: {reason}.", where=str(file)) from None
 
 
 def invalid_section_error(error: ValidationError, file: Path, known: Iterable[str], *above: str) -> ConfigError:
     """Return the error for the first invalid value, with its place below `above`. `known`: valid keys."""
     first = error.errors()[0]
-    place = ".".join(map(str, (*above, *first["loc"])))
+    key = ".".join(map(str, (*above, *first["loc"])))
     return ConfigError(
-        f"{place}: {first_message(error)}.",
+        f"{key}: {first_message(error)}.",
         where=str(file),
         expected=f"one of {', '.join(known)}" if first["type"] == "extra_forbidden" else "",
     )
@@ -81,11 +81,11 @@ def find_variables(value: Any) -> dict[str, bool]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
-        found: dict[str, bool] = {}
+        needed_by_name: dict[str, bool] = {}
         for each in value:
             for name, needed in find_variables(each).items():
-                found[name] = found.get(name, False) or needed
-        return found
+                needed_by_name[name] = needed_by_name.get(name, False) or needed
+        return needed_by_name
     matches = _VARIABLE.finditer(value) if isinstance(value, str) else ()
     return {match[1]: match[2] is None for match in matches}
 
@@ -98,23 +98,23 @@ def expand_variables(value: Any, where: str, variables: Mapping[str, str] | None
     Raises:
         ConfigError: an unset name has no default.
     """
-    given = os.environ if variables is None else variables
+    environment = os.environ if variables is None else variables
     if isinstance(value, dict):
-        return {name: expand_variables(each, where, given) for name, each in value.items()}
+        return {name: expand_variables(each, where, environment) for name, each in value.items()}
     if isinstance(value, list):
-        return [expand_variables(each, where, given) for each in value]
+        return [expand_variables(each, where, environment) for each in value]
     if not isinstance(value, str):
         return value
 
     def replaced(match: re.Match[str]) -> str:
-        known = given.get(match[1]) or match[2]
-        if known is None and match[1] not in given:
+        variable = environment.get(match[1]) or match[2]
+        if variable is None and match[1] not in environment:
             raise ConfigError(
                 f"The environment variable {match[1]} is not set.",
                 where=where,
                 do=f"export {match[1]}=…, add it to .env, or write ${{{match[1]}:-default}}",
             )
-        return known or ""
+        return variable or ""
 
     return _VARIABLE.sub(replaced, value)
 
@@ -132,7 +132,7 @@ def read_variables(
     Raises:
         UserError: the file is missing, or a `${NAME}` is unset.
     """
-    given = dict(os.environ if environment is None else environment)
+    base = dict(os.environ if environment is None else environment)
     if not file.is_file():
         do = (
             f"copy {template} to this path and fill it in"
@@ -142,5 +142,5 @@ def read_variables(
         raise UserError(f"The file with environment variables {file} does not exist.", do=do)
     values: dict[str, str] = {}
     for name, value in dotenv_values(stream=StringIO(read_text(file)), interpolate=False).items():
-        values[name] = given.get(name) or expand_variables(value or "", f"{file}: {name}", {**values, **given})
-    return {**given, **values}
+        values[name] = base.get(name) or expand_variables(value or "", f"{file}: {name}", {**values, **base})
+    return {**base, **values}

@@ -114,17 +114,17 @@ async def on_tools_loop(
         unclaimed: handles the result of a cancelled caller.
         to_the_end: a cancellation of the caller does not cancel the work.
     """
-    there, here = tools_loop(), asyncio.get_running_loop()
-    if here is there:
-        return await (asyncio.shield(there.create_task(work)) if to_the_end else work)
-    answer: asyncio.Future[T] = here.create_future()
+    tools, own_loop = tools_loop(), asyncio.get_running_loop()
+    if own_loop is tools:
+        return await (asyncio.shield(tools.create_task(work)) if to_the_end else work)
+    answer: asyncio.Future[T] = own_loop.create_future()
     is_cancelled = False
     task: asyncio.Task[None] | None = None
 
     def settle(result: Any, problem: BaseException | None) -> None:
         if answer.done():
             if problem is None and unclaimed is not None:
-                asyncio.run_coroutine_threadsafe(unclaimed(result), there)
+                asyncio.run_coroutine_threadsafe(unclaimed(result), tools)
         elif problem is None:
             answer.set_result(result)
         else:
@@ -144,28 +144,28 @@ async def on_tools_loop(
         except BaseException as raised:  # noqa: BLE001 - the caller raises it
             problem = raised
         try:
-            here.call_soon_threadsafe(settle, result, problem)
+            own_loop.call_soon_threadsafe(settle, result, problem)
         except RuntimeError:  # the caller's loop is closed, so no task waits
             if problem is None and unclaimed is not None:
                 await unclaimed(result)
 
     def begin() -> None:
         nonlocal task
-        task = there.create_task(run())
+        task = tools.create_task(run())
 
     def cancel() -> None:
         assert task is not None
         task.cancel()
 
-    there.call_soon_threadsafe(begin)
+    tools.call_soon_threadsafe(begin)
     try:
         return await answer
     except asyncio.CancelledError:
         if not to_the_end:
             is_cancelled = True
-            there.call_soon_threadsafe(cancel)
+            tools.call_soon_threadsafe(cancel)
         if unclaimed is not None and not answer.cancelled() and answer.exception() is None:  # it came at the same time
-            asyncio.run_coroutine_threadsafe(unclaimed(answer.result()), there)
+            asyncio.run_coroutine_threadsafe(unclaimed(answer.result()), tools)
         raise
 
 

@@ -45,8 +45,8 @@ class RunReplay:
         for path in sorted(EpisodeFiles(folder / "episodes").folder.glob("step-*.jsonl")):
             for task, repeat, uses in read_tool_uses(path):
                 if uses:
-                    found = tuple(_RecordedUse.of(use) for use in uses if use.name != BROWSE_AGENT)
-                    self._attempts[_task_key(task)].append((repeat, found))
+                    recorded_uses = tuple(_RecordedUse.of(use) for use in uses if use.name != BROWSE_AGENT)
+                    self._attempts[_task_key(task)].append((repeat, recorded_uses))
         if not self._attempts:
             raise ConfigError(
                 "The run to replay recorded no tool uses.",
@@ -57,8 +57,8 @@ class RunReplay:
 
     def walk(self, task: Task, repeat: int) -> ReplayWalk:
         """Return the walk of an attempt at a task, preferring the recorded attempt with the same `repeat`."""
-        found = sorted(self._attempts.get(_task_key(task), ()), key=lambda each: each[0] != repeat)
-        return ReplayWalk([_FollowedAttempt(uses) for _, uses in found], self, task.task_id)
+        ordered = sorted(self._attempts.get(_task_key(task), ()), key=lambda each: each[0] != repeat)
+        return ReplayWalk([_FollowedAttempt(uses) for _, uses in ordered], self, task.task_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ class _FollowedAttempt:
     def next(self, name: str, arguments: str) -> list[int]:
         """Return the matching uses that may come next."""
         return [
-            at
-            for at, each in enumerate(self.uses)
-            if at not in self.done
+            index
+            for index, each in enumerate(self.uses)
+            if index not in self.done
             and each.use.name == name
             and each.arguments == arguments
             and all(other in self.done or before.use.ended > each.use.started
-                    for other, before in enumerate(self.uses) if other != at)
+                    for other, before in enumerate(self.uses) if other != index)
         ]  # fmt: skip
 
 
@@ -111,24 +111,26 @@ class ReplayWalk:
 
     def __call__(self, name: str, arguments: Mapping[str, object]) -> ToolUse | None:
         """Return the recorded use, or None to call the tool. Raises ReplayMissError."""
-        wanted = canonical_json(bound_arguments(arguments))
+        spelled_arguments = canonical_json(bound_arguments(arguments))
         with self._lock:
-            found = [each.uses[at].use for each in self._followed for at in each.next(name, wanted)]
-            why = (
+            candidates = [
+                each.uses[index].use for each in self._followed for index in each.next(name, spelled_arguments)
+            ]
+            reason = (
                 f"{len(self._followed)} recorded attempts at this task began with the same calls"
                 if self._followed
                 else "no recorded attempt began like this one"
             )
-        complete = next((use for use in found if not use.cut and not use.images), None)
+        complete = next((use for use in candidates if not use.cut and not use.images), None)
         if complete is None and self._replay.on_miss == "error":
-            cut = (
-                f", the record has only {'the text' if found[0].images else 'the beginning'} of its result"
-                if found
+            incomplete = (
+                f", the record has only {'the text' if candidates[0].images else 'the beginning'} of its result"
+                if candidates
                 else ""
             )
             raise ReplayMissError(
-                f"the replayed run has no recorded call {name}({wanted[:200]}) after {self._count} calls at task "
-                f"{self._task} ({why}{cut}); to call the tool, set environment.replay_miss: live"
+                f"the replayed run has no recorded call {name}({spelled_arguments[:200]}) after {self._count} calls "
+                f"at task {self._task} ({reason}{incomplete}); to call the tool, set environment.replay_miss: live"
             )
         return complete
 
@@ -139,14 +141,18 @@ class ReplayWalk:
         arguments = canonical_json(use.arguments)
         with self._lock:
             self._count += 1
-            left = []
+            still_followed = []
             for each in self._followed:
-                recorded = ((at, each.uses[at].use) for at in each.next(use.name, arguments))
-                same = [at for at, one in recorded if (one.digest, one.error) == (use.digest, use.error)]
+                recorded = ((index, each.uses[index].use) for index in each.next(use.name, arguments))
+                same = [
+                    index
+                    for index, recorded_use in recorded
+                    if (recorded_use.digest, recorded_use.error) == (use.digest, use.error)
+                ]
                 if same:
                     each.done.add(same[0])
-                    left.append(each)
-            self._followed = left
+                    still_followed.append(each)
+            self._followed = still_followed
 
 
 def _task_key(task: Task) -> str:

@@ -118,19 +118,19 @@ class App:
     ) -> None:
         """Serve a request for replies, or refuse a request without a valid key."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        found: tuple[str, Grant[Session]] | Refused
+        granted: tuple[str, Grant[Session]] | Refused
         try:
-            found = find_grant(self._keys, scope, headers)
+            granted = find_grant(self._keys, scope, headers)
         except Refused as refused:
-            found = refused
+            granted = refused
         exchange = RequestExchange(dialect, self._pacing, scope, receive, send, headers, request_id)
         try:
-            if isinstance(found, Refused):
-                if found.status == 401:
+            if isinstance(granted, Refused):
+                if granted.status == 401:
                     await after_wrong_key(scope)
-                await exchange.refuse(found)
+                await exchange.refuse(granted)
             else:
-                await exchange.run(*found)
+                await exchange.run(*granted)
         except Exception as error:
             answer = await self._answer_failure(Request(scope), error)
             if not exchange.has_started:
@@ -315,7 +315,7 @@ def _is_anthropic(request: Request) -> bool:
 
 def _list_methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
     """Return the methods of all routes with this path, for the `allow` header of a 405."""
-    found = [
+    methods_by_route = [
         route.methods or () for route in routes if isinstance(route, Route) and route.matches(scope)[0] != Match.NONE
     ]
-    return sorted({method for methods in found for method in methods})
+    return sorted({method for methods in methods_by_route for method in methods})

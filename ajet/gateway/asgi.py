@@ -75,13 +75,13 @@ async def end_by_shutdown(scope: Scope, send: Send, build_error: Callable[[Refus
     if peer is not None and peer.begun:
         await break_off(scope)
         return
-    ended = Refused(
+    refusal = Refused(
         "The server is shutting down. Retry the request once it has been restarted.",
         status=503,
         code="ended",
         retry_after=1,
     )
-    await send_refusal(send, ended, build_error(ended))
+    await send_refusal(send, refusal, build_error(refusal))
 
 
 async def break_off(scope: Scope) -> None:

@@ -97,9 +97,9 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if leave is not None:
             leave()
         if isinstance(exc, ConnectionResetError) and self.cycle is not None:
-            lost = self.cycle.scope["state"].pop(LOST, None)
-            if lost is not None:
-                lost()
+            on_lost = self.cycle.scope["state"].pop(LOST, None)
+            if on_lost is not None:
+                on_lost()
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes to the parser. Refuse a request with too many bytes without effect, as in an endless header."""
@@ -288,8 +288,8 @@ class HeldHead:
     def write(self, data: bytes) -> None:
         """Write data, or hold the head of a reply until the next write."""
         if self._held:
-            held, self._held = self._held, b""
-            self._transport.write(held + data)
+            buffered, self._held = self._held, b""
+            self._transport.write(buffered + data)
         elif data.startswith(_HEAD):
             self._held = data
             self._loop.call_soon(self._flush_head)
@@ -302,9 +302,9 @@ class HeldHead:
         self._transport.close()
 
     def _flush_head(self) -> None:
-        held, self._held = self._held, b""
-        if held and not self._transport.is_closing():
-            self._transport.write(held)
+        buffered, self._held = self._held, b""
+        if buffered and not self._transport.is_closing():
+            self._transport.write(buffered)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

@@ -299,7 +299,7 @@ class RequestExchange:
         """Send events as they arrive. An error before the first event still gets its own status."""
         writer = self._dialect.build_writer(call.request)
         readers = [ReplyReader(reply, self._add_news) for reply in call.replies]
-        begun, ended = [False] * len(readers), [False] * len(readers)
+        begun, finished = [False] * len(readers), [False] * len(readers)
         try:
             while not self._has_left:
                 self._has_news = self._has_ended = False
@@ -307,13 +307,13 @@ class RequestExchange:
                 events: list[bytes] = []
                 for choice, reader in enumerate(readers):
                     chunks, reply = reader.read_chunks(), reader.reply
-                    ends = not ended[choice] and reply.message is not None
+                    ends = not finished[choice] and reply.message is not None
                     if not begun[choice] and (chunks or ends):
                         begun[choice] = True
                         events.append(writer.begin_reply(choice))
                     events += [writer.write_chunk(choice, chunk) for chunk in chunks]
                     if ends:
-                        ended[choice] = True
+                        finished[choice] = True
                         events.append(writer.end_reply(choice, reply))
                 if is_settled:
                     refused = call.find_refusal()
@@ -366,13 +366,13 @@ async def read_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Recei
         return bytes(body)  # an in-process request with a complete body
     parts: list[bytes] = []
     size = 0
-    with BodyBytes(scope) as held:
+    with BodyBytes(scope) as buffered:
         while message["type"] != "http.disconnect":
             part = message.get("body", b"")
             size += len(part)
             if size > MAX_BODY:
                 raise _build_too_large()
-            held.add(len(part))
+            buffered.add(len(part))
             parts.append(part)
             if not message.get("more_body", False):
                 return await asyncio.to_thread(b"".join, parts) if size > LONG_BYTES else b"".join(parts)

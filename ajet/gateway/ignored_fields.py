@@ -125,10 +125,10 @@ def refuse_unsupported(request: ParsedRequest) -> None:
     for name in request.engine_fields:
         if name in supported or name in HINTS:
             continue
-        why = (
+        reason = (
             f"{name} would sample from another distribution than the one that is trained and whose "
             f"log-probabilities are recorded: leave it out, or send {_NEUTRAL_VALUES[name]}"
             if name in _NEUTRAL_VALUES
             else f"this model's engine does not support {name}: leave it out"
         )
-        raise Refused(why, param=name, code="unsupported_parameter")
+        raise Refused(reason, param=name, code="unsupported_parameter")

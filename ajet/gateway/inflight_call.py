@@ -212,10 +212,10 @@ class InflightCall:
         if self.failure is not None or self.refusal is not None:
             if self.refusal is None or self.refusal.code == ENGINE_FAILED:
                 finish = "error"
-            why = f"the client got an error instead of this reply: {self.refusal or 'an internal error'}"
+            reason = f"the client got an error instead of this reply: {self.refusal or 'an internal error'}"
         else:
-            why = EPISODE_ENDED if has_episode_ended and self.clients else CLIENT_LEFT
-        return [LostReply(reply.call, finish, why) for reply in self.replies if reply.call is not None]
+            reason = EPISODE_ENDED if has_episode_ended and self.clients else CLIENT_LEFT
+        return [LostReply(reply.call, finish, reason) for reply in self.replies if reply.call is not None]
 
 
 def _retrieve_error(task: asyncio.Future[Any]) -> None:
@@ -262,10 +262,10 @@ class InflightCalls:
 
     def remove(self, call: InflightCall) -> None:
         """Remove a call after its replies were delivered or failed."""
-        found = self._calls.get(call.digest, [])
-        if call in found:
-            found.remove(call)
-            if not found:
+        same_request = self._calls.get(call.digest, [])
+        if call in same_request:
+            same_request.remove(call)
+            if not same_request:
                 del self._calls[call.digest]
             if not call.deliveries:
                 self._lost += call.list_lost()
@@ -282,4 +282,7 @@ class InflightCalls:
 
     def list_lost(self) -> list[LostReply]:
         """Return the replies not received by any client at the end of the episode."""
-        return [*self._lost, *[lost for call in self.list_open() for lost in call.list_lost(has_episode_ended=True)]]
+        return [
+            *self._lost,
+            *[lost_reply for call in self.list_open() for lost_reply in call.list_lost(has_episode_ended=True)],
+        ]

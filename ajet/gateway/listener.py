@@ -46,9 +46,9 @@ def listen(host: str, port: int, *, name: str, where: str) -> socket.socket:
     except (OSError, OverflowError) as error:
         if listening is not None:
             listening.close()
-        why = error.strerror if isinstance(error, OSError) else "a port is a number from 0 to 65535"
+        reason = error.strerror if isinstance(error, OSError) else "a port is a number from 0 to 65535"
         raise UserError(
-            f"The {name} cannot listen on {host}:{port}: {why}.", where=where, do=_way_out(error)
+            f"The {name} cannot listen on {host}:{port}: {reason}.", where=where, do=_way_out(error)
         ) from error
     listening.listen(_BACKLOG)
     listening.setblocking(False)

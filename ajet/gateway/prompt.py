@@ -143,11 +143,11 @@ def _list_images(request: ParsedRequest, renderer: Renderer) -> tuple[str, ...]:
     if renderer.images is None:
         refuse_images(request)
     urls = image_urls(request.messages)
-    for place, url in zip(request.images, urls, strict=False):
+    for location, url in zip(request.images, urls, strict=False):
         if not url.startswith("data:"):
             raise Refused(
-                f"Unsupported value for '{place}': this server downloads no images; send the image as a data: URL.",
-                param=place,
+                f"Unsupported value for '{location}': this server downloads no images; send the image as a data: URL.",
+                param=location,
                 code="unsupported_value",
             )
     return urls
@@ -179,19 +179,19 @@ async def _render_raw(
     async def run(size: int, work: Callable[[], T]) -> T:
         return await threads.run(work) if size > LONG_PROMPT else work()
 
-    given: str | Rendered
+    raw_prompt: str | Rendered
     try:
         if isinstance(prompt, str):
-            given = text = prompt
+            raw_prompt = text = prompt
         else:
-            given = await run(len(prompt), partial(renderer.raw, prompt))
-            text = given.text
+            raw_prompt = await run(len(prompt), partial(renderer.raw, prompt))
+            text = raw_prompt.text
         parent, begins_like = recorder.texts.match(agent, text)
         if parent is None:
-            result = await run(len(text), partial(_begin_raw, given, match, begins_like, renderer))
+            result = await run(len(text), partial(_begin_raw, raw_prompt, match, begins_like, renderer))
         else:
             before, reply = recorder.build_prompt(parent), recorder.capture.calls[parent].response_ids
-            extend = partial(_extend_raw, given, match, parent, before, reply, renderer)
+            extend = partial(_extend_raw, raw_prompt, match, parent, before, reply, renderer)
             result = await run(len(text) - len(before.text), extend)
     except TemplateRefused as refusal:
         raise Refused(str(refusal), param="prompt", code="invalid_value") from refusal
@@ -215,19 +215,21 @@ def _extend_raw(
         head = np.concatenate([before.ids, reply])
         extends = np.array_equal(given.ids[: len(head)], head)
         return RenderedPrompt(given, match, parent, before if extends else None, None if extends else "client_edit")
-    ended = len(reply) and int(reply[-1]) in renderer.end_ids
-    for shown in (reply, reply[:-1] if ended else reply):  # clients do not see the end token of the reply
-        known = before.text + renderer.decode(shown, after=before.ids)
-        if given.startswith(known):
-            new = given[len(known) :]
-            ids = np.concatenate([before.ids, shown, renderer.encode_without_images(new)]).astype(np.int32, copy=False)
-            is_complete = len(shown) == len(reply)
+    has_end_token = len(reply) and int(reply[-1]) in renderer.end_ids
+    for visible in (reply, reply[:-1] if has_end_token else reply):  # clients do not see the end token of the reply
+        known_text = before.text + renderer.decode(visible, after=before.ids)
+        if given.startswith(known_text):
+            new = given[len(known_text) :]
+            ids = np.concatenate([before.ids, visible, renderer.encode_without_images(new)]).astype(
+                np.int32, copy=False
+            )
+            is_complete = len(visible) == len(reply)
             return RenderedPrompt(
                 Rendered(given, ids),
                 match,
                 parent,
                 before if is_complete else None,
                 None if is_complete else "client_edit",
-                RawPrompt(new, len(before.ids) + len(shown)),
+                RawPrompt(new, len(before.ids) + len(visible)),
             )
     return RenderedPrompt(renderer.raw(given), match, parent, None, "client_edit", RawPrompt(given, 0))

@@ -288,8 +288,10 @@ class Recorder:
     def _is_continued(self, later: Call, call: Call) -> bool:
         """Return True if the later call repeats the reply of `call`."""
         stored = self.stored[later.index]
-        own = call.prefix + len(call.suffix_ids)
-        raw = later.prefix - own >= max(1, len(call.response_ids) - 1)  # clients do not see the end token of the reply
+        prompt_length = call.prefix + len(call.suffix_ids)
+        raw = later.prefix - prompt_length >= max(
+            1, len(call.response_ids) - 1
+        )  # clients do not see the end token of the reply
         raw = raw and not stored.messages and later.parent == call.index
         return stored.extends == call.index or raw
 
@@ -333,14 +335,14 @@ class Recorder:
                 texts.append((stored.text + stored.reply_text)[: characters - stored.text_prefix])
                 characters = stored.text_prefix
             if (shared := tokens - call.prefix) > 0:
-                own = len(call.suffix_ids)
-                ids += [call.response_ids[: max(0, shared - own)], call.suffix_ids[:shared]]
+                suffix_length = len(call.suffix_ids)
+                ids += [call.response_ids[: max(0, shared - suffix_length)], call.suffix_ids[:shared]]
                 tokens = call.prefix
         return "".join(reversed(texts)), np.concatenate(ids[::-1]).astype(np.int32, copy=False)
 
     def _add_messages(self, messages: Sequence[dict[str, Any]]) -> tuple[int, ...]:
         """Store messages without duplicates. Return their indexes."""
-        known, indexes = self._messages, []
+        index_by_key, indexes = self._messages, []
         for message in messages:
             values = tuple(message.values())
             key: Hashable = (*message, *values)
@@ -348,9 +350,9 @@ class Recorder:
                 if not isinstance(value, str):
                     key = json.dumps(message)  # templates show calls in the order of their keys
                     break
-            index = known.get(key)
+            index = index_by_key.get(key)
             if index is None:
-                index = known[key] = len(self.capture.messages)
+                index = index_by_key[key] = len(self.capture.messages)
                 self.capture.messages.append(message)
             indexes.append(index)
         return tuple(indexes)

@@ -81,12 +81,12 @@ class ChunkCollector:
         for part in delta.get("tool_calls") or ():
             empty = {"type": "function", "function": {"name": "", "arguments": ""}}
             call = self._calls.setdefault(index, {}).setdefault(_read_index(part, "index"), empty)
-            given, function = part.get("function") or {}, call["function"]
+            function_part, function = part.get("function") or {}, call["function"]
             if part.get("id"):
                 call["id"] = part["id"]
-            if given.get("name") and given["name"] != function["name"]:  # some servers repeat it
-                function["name"] += given["name"]
-            function["arguments"] += given.get("arguments") or ""
+            if function_part.get("name") and function_part["name"] != function["name"]:  # some servers repeat it
+                function["name"] += function_part["name"]
+            function["arguments"] += function_part.get("arguments") or ""
 
 
 class MessageCollector:
@@ -150,8 +150,10 @@ class ResponseCollector:
 
     def build_body(self) -> Any:
         """Return a response: complete items, and the text of a cut item."""
-        cut = {index: {"type": "message", "role": "assistant", "content": text} for index, text in self._texts.items()}
-        items = cut | self._items
+        cut_items = {
+            index: {"type": "message", "role": "assistant", "content": text} for index, text in self._texts.items()
+        }
+        items = cut_items | self._items
         if self._response is None and items:
             return {**self._head, "output": [items[index] for index in sorted(items)]}
         return self._response

@@ -151,8 +151,8 @@ class ReplyReader:
             deltas: Number of deltas up to the end of the chunk.
             ids: Number of token ids up to the end of the chunk.
         """
-        first, known = self._deltas, self._ids
-        if deltas <= first and ids <= known:
+        first, known_ids = self._deltas, self._ids
+        if deltas <= first and ids <= known_ids:
             return
         self._deltas, self._ids = deltas, ids
         reply = self.reply
@@ -161,7 +161,7 @@ class ReplyReader:
             return
         assert reply.call is not None and reply.prompt is not None
         deltas_with_ids = [_with_call_ids(delta, reply.call.index) for delta in reply.stream.deltas[first:deltas]]
-        tokens = reply.ids[known:ids], reply.unit_logprobs[known:ids], reply.top[known:ids]
+        tokens = reply.ids[known_ids:ids], reply.unit_logprobs[known_ids:ids], reply.top[known_ids:ids]
         chunks.append(ReplyChunk(deltas_with_ids, *tokens, prompt_tokens=len(reply.prompt.ids)))
 
 

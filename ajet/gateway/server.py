@@ -217,10 +217,10 @@ class Gateway:
                 done.set_result(None)
 
         with self.gate:
-            over = self._over
-            if not over:
+            is_ended = self._over
+            if not is_ended:
                 self.loop.call_soon_threadsafe(run)
-        if over:
+        if is_ended:
             thread.join()  # after the thread has ended, its state is safe to use here
             function()
         else:
@@ -265,10 +265,10 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 async def cancel_all() -> None:
     await asyncio.sleep(0)  # lets the work handed over last begin
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
+    unfinished = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in unfinished:
         task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.gather(*unfinished, return_exceptions=True)
 
 
 def build_base_url(advertise: str, host: str, port: int) -> str:
@@ -287,5 +287,5 @@ def build_base_url(advertise: str, host: str, port: int) -> str:
         address = advertise
     if address.count(":") > 1 and not address.startswith("["):
         address = f"[{address}]"
-    place = address if address.rpartition(":")[2].isdigit() and not address.endswith("]") else f"{address}:{port}"
-    return f"http://{place}/v1"
+    authority = address if address.rpartition(":")[2].isdigit() and not address.endswith("]") else f"{address}:{port}"
+    return f"http://{authority}/v1"

@@ -179,14 +179,14 @@ class Session:
 
     def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint:
         """Return the endpoint of one agent, as `schema.Endpoints` defines. Thread-safe."""
-        wanted = (agent_name, target_tag, debug_model)
+        endpoint_key = (agent_name, target_tag, debug_model)
         with self._lock:
-            endpoint = self._endpoints.get(wanted)
+            endpoint = self._endpoints.get(endpoint_key)
             if endpoint is None:
                 if self.closed:
                     raise build_ended_error()
-                secret = self._context.keys.grant(Grant(self, *wanted))
-                endpoint = self._endpoints[wanted] = Endpoint(
+                secret = self._context.keys.grant(Grant(self, *endpoint_key))
+                endpoint = self._endpoints[endpoint_key] = Endpoint(
                     self._address.base_url, secret, self.model_name, self._address.transport
                 )
             return endpoint
@@ -275,15 +275,15 @@ class Session:
     async def _check_prompts(self, request: ParsedRequest) -> None:
         """Raise Refused, with the prompt's index, if one of several prompts cannot be answered. Records no call."""
         count = len(request.prompts)
-        for at in range(count):
-            choice, engine, trained = self._route_request(request.build_choice(at * request.replies_per_prompt))
+        for number in range(count):
+            choice, engine, trained = self._route_request(request.build_choice(number * request.replies_per_prompt))
             if engine is None and self._sampler is not None:
                 try:
                     self._find_adapter(choice, choice.target or choice.agent, trained)
                     await self._sampler.check(choice, trained=trained)
                 except Refused as refused:
                     self._note_failed(refused)
-                    raise refused.within(f"prompt {at} of {count} (numbered from 0)") from refused
+                    raise refused.within(f"prompt {number} of {count} (numbered from 0)") from refused
 
     def _route_request(self, request: ParsedRequest) -> tuple[ParsedRequest, ChatEngine | None, bool]:
         """Return the final request, its chat engine (`None` for the token engine), and whether the call is trained.
@@ -316,8 +316,8 @@ class Session:
                 )
             return self.models[model]
         adapters = self._context.adapters
-        found = adapters.find_adapter(request.agent, target)
-        if found is None and trained and adapters:
+        adapter = adapters.find_adapter(request.agent, target)
+        if adapter is None and trained and adapters:
             raise Refused(
                 f"The agent {request.agent!r} (target {target!r}) is trained, but no LoRA adapter is assigned to "
                 f"it; the adapters are {', '.join(adapters.names)}. Add its name under "
@@ -325,7 +325,7 @@ class Session:
                 "workflow's trainable_targets: the base model then serves it, untrained.",
                 code="no_adapter",
             )
-        return found
+        return adapter
 
     def _note_failed(self, refused: Refused) -> None:
         """Record a refusal as the outcome of the episode's last request."""
@@ -347,8 +347,8 @@ class Session:
         for task, reply in list(self._makers.items()):
             if self._settle_call(reply, "aborted", EPISODE_ENDED):
                 task.cancel()
-        for lost in self.inflight.list_lost():
-            self._recorder.mark_lost(*lost)
+        for lost_reply in self.inflight.list_lost():
+            self._recorder.mark_lost(*lost_reply)
 
 
 def _build_engine_error(failure: EngineFailure) -> Refused:

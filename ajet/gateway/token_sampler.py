@@ -187,7 +187,7 @@ class TokenSampler:
         max_tokens = min(run.max_tokens, limit - prompt_tokens)
         if request.max_tokens is not None:
             max_tokens = min(max_tokens, request.max_tokens)
-        wanted: dict[str, Any] = {}
+        requested: dict[str, Any] = {}
         for name, value in (
             ("temperature", request.temperature),
             ("top_p", request.top_p),
@@ -195,10 +195,10 @@ class TokenSampler:
             ("seed", request.engine_fields.get("seed")),
         ):
             if value is not None and value != getattr(run, name):
-                wanted[name] = value
-        changes = {} if trained else wanted
+                requested[name] = value
+        changes = {} if trained else requested
         sampling = replace(run, max_tokens=max_tokens, top_logprobs=request.top_logprobs, **changes)
-        replaced = dict(wanted) if trained else {}
+        replaced = dict(requested) if trained else {}
         if request.max_tokens is not None and request.max_tokens > run.max_tokens:
             replaced["max_tokens"] = request.max_tokens
         return sampling, replaced
@@ -296,8 +296,8 @@ class TokenSampler:
         """
         call, stream = reply.call, reply.stream
         assert call is not None and stream is not None
-        why = f"rejected, because the client requested another format: {violation.why}"
-        if not self._recorder.settle(call, "aborted", reply=reply, count=stream.id_count, error=why):
+        reason = f"rejected, because the client requested another format: {violation.why}"
+        if not self._recorder.settle(call, "aborted", reply=reply, count=stream.id_count, error=reason):
             raise build_ended_error()
         call.rejected = violation.why
         reply.token_request = None

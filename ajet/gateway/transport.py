@@ -62,8 +62,8 @@ _CALLS_OF_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls] = WeakK
 
 def loop_calls_of(loop: asyncio.AbstractEventLoop) -> LoopCalls:
     """Return the LoopCalls of a loop. Thread-safe: concurrent callers get the same object."""
-    found = _CALLS_OF_LOOPS.get(loop)
-    return found if found is not None else _CALLS_OF_LOOPS.setdefault(loop, LoopCalls(loop))
+    calls = _CALLS_OF_LOOPS.get(loop)
+    return calls if calls is not None else _CALLS_OF_LOOPS.setdefault(loop, LoopCalls(loop))
 
 
 @dataclass(slots=True)

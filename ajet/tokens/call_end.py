@@ -49,13 +49,13 @@ class JsonEndFinder:
         """Return the index of the tag; -1 if the tag is still missing."""
         while True:
             if self._text_start is None:
-                found = self._parts.search(text, self._parsed)
-                if found is None:
+                match = self._parts.search(text, self._parsed)
+                if match is None:
                     self._parsed = max(self._parsed, len(text) - self._longest + 1)
                     return -1
-                if found[0] != '"':
-                    return found.start()
-                self._parsed = self._text_start = found.end()
+                if match[0] != '"':
+                    return match.start()
+                self._parsed = self._text_start = match.end()
             parsed = _TEXT.match(text, self._parsed)
             self._parsed = parsed.end() if parsed is not None else self._parsed
             if self._parsed >= len(text) - text.endswith("\\"):
@@ -74,11 +74,11 @@ class MatchingEndFinder:
         self._depth = 0
 
     def find(self, text: str) -> int:
-        while (found := _TAGS.search(text, self._searched)) is not None:
-            self._searched = found.end()
-            self._depth += 1 if found[0] == OPEN else -1
+        while (match := _TAGS.search(text, self._searched)) is not None:
+            self._searched = match.end()
+            self._depth += 1 if match[0] == OPEN else -1
             if self._depth == 0:
-                return found.start()
+                return match.start()
         self._searched = max(self._searched, len(text) - len(CLOSE) + 1)
         return -1
 
@@ -159,19 +159,19 @@ class ArgumentScanner:
     def find(self, text: str) -> int:
         """Return the index of the call's end tag; -1 if the tag is still missing."""
         while True:
-            found = self._choose_pattern().search(text, self._searched, partial=True)
-            if found is None or found.partial:
-                self._searched = len(text) if found is None else found.start()
+            match = self._choose_pattern().search(text, self._searched, partial=True)
+            if match is None or match.partial:
+                self._searched = len(text) if match is None else match.start()
                 return -1
-            groups = found.groupdict()
+            groups = match.groupdict()
             if groups.get("close") is not None:
-                self.between.append(text[self._outer_end : found.start()])
-                return found.start()
-            self._searched = found.end()
+                self.between.append(text[self._outer_end : match.start()])
+                return match.start()
+            self._searched = match.end()
             if groups["open"] is not None:
-                self._begin_argument(text, found)
+                self._begin_argument(text, match)
             else:
-                self._end_argument(text, found)
+                self._end_argument(text, match)
 
     def _choose_pattern(self) -> regex.Pattern[str]:
         if not self._open:

@@ -60,11 +60,11 @@ def probe_call(render: Render, forms: Mapping[str, ContentForm]) -> str:
 
 def _probe_role(render: Render, role: str, known: Mapping[str, ContentForm]) -> ContentForm:
     texts = {form: render(_build_conversation(role, form, known)) for form in ("string", "parts")}
-    shown: list[ContentForm] = [
+    shown_forms: list[ContentForm] = [
         form for form in ("string", "parts") if (text := texts[form]) is not None and _MARK in text
     ]
-    if shown:
-        return shown[0]
+    if shown_forms:
+        return shown_forms[0]
     return "hidden" if texts["string"] is not None else "string"  # a raising template refuses by itself
 
 

@@ -96,11 +96,11 @@ class HarmonyParser:
     def _find_message_end(self) -> int | None:
         """Return the end of the current message in `_held`; `None` if the end is missing."""
         if self._kind != "call":
-            found = _ENDS.search(self._held)
-            return None if found is None else found.start()
+            match = _ENDS.search(self._held)
+            return None if match is None else match.start()
         ends = [self._end.find(self._held), self._held.find(END + _AGAIN, self._searched)]
         self._searched = max(0, len(self._held) - len(END + _AGAIN) + 1)
-        return min((at for at in ends if at >= 0), default=None)
+        return min((index for index in ends if index >= 0), default=None)
 
     def _begin_message(self, kind: str, header: str) -> None:
         self._kind, self._segment, self._body = kind, header, ""
@@ -134,9 +134,9 @@ class HarmonyParser:
         return None if self._tools is None else harmony_call(self._name, self._body.strip())
 
     def _consume_text(self, count: int) -> str:
-        taken, self._held = self._held[:count], self._held[count:]
-        self._raw.append(taken)
-        return taken
+        consumed, self._held = self._held[:count], self._held[count:]
+        self._raw.append(consumed)
+        return consumed
 
 
 def _may_begin_header(text: str) -> bool:

@@ -194,11 +194,11 @@ class ReplyStream:
         if not text:
             return []
         self._tail += text
-        found = [(at, stop) for stop in self._stop if (at := self._tail.find(stop)) >= 0]
-        if found:
-            at, self.stopped = min(found)
+        stops = [(index, stop) for stop in self._stop if (index := self._tail.find(stop)) >= 0]
+        if stops:
+            index, self.stopped = min(stops)
             self.is_cut = True
-            ready, self._tail = self._tail[:at], ""
+            ready, self._tail = self._tail[:index], ""
         else:
             size = max(0, len(self._tail) - self._longest)
             ready, self._tail = self._tail[:size], self._tail[size:]
@@ -322,20 +322,20 @@ class ReplyParser:
             return [{"content": text}]
         if self._style not in _BLOCKS or self._unreadable_calls == MAX_UNREADABLE_CALLS:
             return self._add_content(self._consume_text(len(self._held)))
-        read, make_finder = _BLOCKS[self._style]
-        at = self._held.find(OPEN)
-        if at < 0:
+        read_block, make_finder = _BLOCKS[self._style]
+        start = self._held.find(OPEN)
+        if start < 0:
             ready = len(self._held) - (0 if end else overlap(self._held, OPEN))
             return self._add_content(self._consume_text(ready)) if ready else None
-        if at:
-            return self._add_content(self._consume_text(at))
+        if start:
+            return self._add_content(self._consume_text(start))
         if self._end is None:
             self._end = make_finder()
         stop = self._end.find(self._held)
         if stop < 0 and not end:
             return None
         if not self._is_unreadable:
-            function = read(self._held[len(OPEN) : stop], self._tools) if stop >= 0 else None
+            function = read_block(self._held[len(OPEN) : stop], self._tools) if stop >= 0 else None
             if function is None:
                 self._end, self._is_unreadable = MatchingEndFinder(), True
                 self._unreadable_calls += 1
@@ -358,9 +358,9 @@ class ReplyParser:
         return [delta for function in functions for delta in self._add_call(function)]
 
     def _consume_text(self, count: int) -> str:
-        taken, self._held = self._held[:count], self._held[count:]
-        self._raw.append(taken)
-        return taken
+        consumed, self._held = self._held[:count], self._held[count:]
+        self._raw.append(consumed)
+        return consumed
 
     def _add_content(self, text: str) -> list[Delta]:
         """Return content. Blanks at its end are held back, because a following tool call would drop them."""

@@ -108,8 +108,8 @@ class Renderer:
         self._is_bytewise = decodes_token_by_token(self._fast)
         """True if the text of tokens with complete characters is the joined text of the single tokens."""
         self.separators = parting(self._fast, self.template.source)
-        found = end_ids_of(self.template, tokenizer, self.encode)
-        self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*found, *end_ids]))
+        template_ends = end_ids_of(self.template, tokenizer, self.encode)
+        self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*template_ends, *end_ids]))
         self._schema = getattr(tokenizer, "response_schema", None)
         self.thinks = "</think>" in self.template.source or "</think>" in tokenizer.get_vocab()
         """True if replies may begin with <think>."""
@@ -153,9 +153,11 @@ class Renderer:
                 ids = np.concatenate([np.array(first, dtype=np.int32), ids])
             return Rendered(prompt, ids)
         size = len(self.tokenizer)
-        wrong = next((token for token in prompt if not 0 <= token < size), None)
-        if wrong is not None:
-            raise TemplateRefused(f"the prompt contains the token id {wrong}, but the vocabulary has {size} tokens")
+        invalid_id = next((token for token in prompt if not 0 <= token < size), None)
+        if invalid_id is not None:
+            raise TemplateRefused(
+                f"the prompt contains the token id {invalid_id}, but the vocabulary has {size} tokens"
+            )
         ids = np.array(prompt, dtype=np.int32)
         if self.images is not None:
             ids = self.images.spread(ids, ())
@@ -187,30 +189,30 @@ class Renderer:
         """
         if finish in ("error", "aborted") or len(messages) <= before.count or len(reply_ids) == 0:
             return None
-        at, raw = before.count, before.raw
-        has_calls = verbatim and bool(messages[at].get("tool_calls"))
+        count, raw = before.count, before.raw
+        has_calls = verbatim and bool(messages[count].get("tool_calls"))
         reply = before.forced + self.decode(reply_ids, after=before.ids)
         try:
             text = self.template.text(messages, tools, raw=dict(raw))
         except TemplateRefused:  # for example, the reply has several calls and the template allows one
             if not has_calls:
                 raise
-            raw = (*raw, (at, self._split_reply(before, reply, int(reply_ids[-1])).rest))
+            raw = (*raw, (count, self._split_reply(before, reply, int(reply_ids[-1])).rest))
             text = self.template.text(messages, tools, raw=dict(raw))
-        known = before.text.removesuffix(before.forced)
+        known_text = before.text.removesuffix(before.forced)
         respelled = before.respelled
-        shown = template_text(known, respelled) if respelled else known
+        shown_text = template_text(known_text, respelled) if respelled else known_text
         suffix: str | None = None
-        if text.startswith(shown) and text.startswith(reply, len(shown)):
-            suffix = text[len(shown) + len(reply) :]
+        if text.startswith(shown_text) and text.startswith(reply, len(shown_text)):
+            suffix = text[len(shown_text) + len(reply) :]
         elif has_calls or (self._keep_thinking and verbatim):
             parts = self._split_reply(before, reply, int(reply_ids[-1]))
-            found = self._find_extension(text, shown, parts, has_calls, before, messages, tools, dict(raw))
-            if found is not None:
-                suffix = found.suffix
-                if found.spelled is not None:
-                    begin = len(known) + len(parts.reasoning)
-                    respelled = (*respelled, (begin, begin + len(parts.rest), found.spelled))
+            extension = self._find_extension(text, shown_text, parts, has_calls, before, messages, tools, dict(raw))
+            if extension is not None:
+                suffix = extension.suffix
+                if extension.spelled is not None:
+                    begin = len(known_text) + len(parts.reasoning)
+                    respelled = (*respelled, (begin, begin + len(parts.rest), extension.spelled))
         if suffix is None:
             return None
         encoded = self.encode(suffix)
@@ -218,9 +220,9 @@ class Renderer:
         if not verbatim and self.decode(encoded, after=reply_ids)[:1] != uncut(suffix)[:1]:
             return None
         if self.images is not None:
-            encoded = self.images.spread(encoded, image_urls(messages[at:]))
+            encoded = self.images.spread(encoded, image_urls(messages[count:]))
         ids = np.concatenate([before.ids, reply_ids, encoded]).astype(np.int32, copy=False)
-        return Rendered(known + reply + suffix, ids, len(messages), raw, respelled=respelled)
+        return Rendered(known_text + reply + suffix, ids, len(messages), raw, respelled=respelled)
 
     def parse(
         self,
@@ -267,10 +269,10 @@ class Renderer:
         """
         if self._schema is not None or prompt.opens_thought:
             return None
-        opening, named = FORCED.get(self.template.style, (None, ""))
+        opening, name_form = FORCED.get(self.template.style, (None, ""))
         if opening is None:
             return None
-        forced = opening + (named.replace("NAME", name) if name is not None else "")
+        forced = opening + (name_form.replace("NAME", name) if name is not None else "")
         ids = np.concatenate([prompt.ids, self.encode(forced)])
         return replace(prompt, text=prompt.text + forced, ids=ids, forced=forced)
 
@@ -296,8 +298,8 @@ class Renderer:
         missing = [part for part, ids in known.items() if ids is None]
         new = dict(zip(missing, self.encode_texts(missing), strict=True)) if missing else {}
         if parts != [text]:
-            found = [new[part] if (ids := known[part]) is None else ids for part in parts]
-            new[text] = np.concatenate(found) if found else np.empty(0, dtype=np.int32)
+            part_ids = [new[part] if (ids := known[part]) is None else ids for part in parts]
+            new[text] = np.concatenate(part_ids) if part_ids else np.empty(0, dtype=np.int32)
         for part, ids in new.items():
             ids.flags.writeable = False
             if len(part) <= _CACHED_LENGTH:
@@ -309,10 +311,10 @@ class Renderer:
     def encode_texts(self, texts: list[str]) -> list[Ids]:
         """Return the ids [N] of each text, by the tokenizer itself."""
         if self._fast is None:
-            listed = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+            id_lists = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         else:  # a batch releases the interpreter's lock; offsets, which take as long, are skipped
-            listed = [each.ids for each in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
-        return [np.array(ids, dtype=np.int32) for ids in listed]
+            id_lists = [each.ids for each in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
+        return [np.array(ids, dtype=np.int32) for ids in id_lists]
 
     def encode_without_images(self, text: str) -> Ids:
         """Return the ids [N] of a text without image placeholders. Raises TemplateRefused."""
@@ -321,11 +323,11 @@ class Renderer:
 
     def decode(self, ids: Sequence[int] | Ids, *, after: Ids | None = None) -> str:
         """Return the text of ids, special tokens included; `after` holds the preceding ids."""
-        listed = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        id_list = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         if after is None or not len(after):
-            return self._decode_ids(listed)
+            return self._decode_ids(id_list)
         context = int(after[-1])
-        return self._decode_ids([context, *listed])[len(self._decode_ids([context])) :]
+        return self._decode_ids([context, *id_list])[len(self._decode_ids([context])) :]
 
     def _decode_ids(self, ids: Sequence[int]) -> str:
         """Return the text of ids, joined from cached texts if exact: with `_is_bytewise`, or for a single id."""
@@ -385,16 +387,18 @@ class Renderer:
 
         if has_calls:
             ends = [self._decode_ids([token]) for token in self.end_ids]
-            found = extend_respelled(text, shown, reply, ends=ends, parse=parse)
-            if found is not None:
-                return found
+            extension = extend_respelled(text, shown, reply, ends=ends, parse=parse)
+            if extension is not None:
+                return extension
         if not self._keep_thinking:
             return None
-        at = before.count
-        marked = [*messages[:at], {"role": "assistant", "content": MARK}, *messages[at + 1 :]]
-        raw.pop(at, None)
+        count = before.count
+        marked = [*messages[:count], {"role": "assistant", "content": MARK}, *messages[count + 1 :]]
+        raw.pop(count, None)
         try:
-            _, mark, after = self.template.text(marked, tools, raw=raw).rpartition(MARK)
+            _, has_mark, after = self.template.text(marked, tools, raw=raw).rpartition(MARK)
         except TemplateRefused:
             return None
-        return extend_without_thinking(text, shown, reply, after, has_calls=has_calls, parse=parse) if mark else None
+        return (
+            extend_without_thinking(text, shown, reply, after, has_calls=has_calls, parse=parse) if has_mark else None
+        )

@@ -57,15 +57,15 @@ def parting(fast: Any, source: str) -> re.Pattern[str] | None:
 
 def _list_types(part: Any) -> set[str]:
     """Return the types of the steps of a normalizer, pre-tokenizer or decoder; empty for `None`."""
-    found: set[str] = set()
+    types: set[str] = set()
     if part is not None:
-        held: list[Any] = [json.loads(part.__getstate__())]
-        while held:
-            each = held.pop()
-            found.add(str(each.get("type")))
+        waiting: list[Any] = [json.loads(part.__getstate__())]
+        while waiting:
+            each = waiting.pop()
+            types.add(str(each.get("type")))
             for name in ("normalizers", "pretokenizers", "decoders"):
-                held += each.get(name) or ()
-    return found
+                waiting += each.get(name) or ()
+    return types
 
 
 def _may_overlap(a: str, b: str) -> bool:

@@ -276,11 +276,11 @@ class ControlTokens:
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         spelled = {str(token.content) for token in added if token.special or token.content in source}
         spelled |= {str(token) for token in tokenizer.all_special_tokens}
-        listed = sorted((text for text in spelled if len(text) > 1), key=len, reverse=True)
-        self._spelled = _compile_starts(listed)
-        self._any = bool(listed) and escaped != "none"
+        spellings = sorted((text for text in spelled if len(text) > 1), key=len, reverse=True)
+        self._spelled = _compile_starts(spellings)
+        self._any = bool(spellings) and escaped != "none"
         roles = {"tool_results": ("tool",), "all": ("tool", "user", "system", "developer"), "none": ()}[escaped]
-        self.escaped_roles = frozenset(roles if listed else ())
+        self.escaped_roles = frozenset(roles if spellings else ())
         """Roles of the messages whose content is escaped."""
         self.escapes_tools = self._any and escaped == "all"
 
@@ -344,11 +344,11 @@ ParseReply = Callable[[str], dict[str, Any]]
 def template_text(text: str, respelled: Sequence[Respelled]) -> str:
     """Return the template's own text for a prompt with replies spelled as sampled."""
     parts: list[str] = []
-    at = 0
+    position = 0
     for start, end, spelled in respelled:
-        parts += [text[at:start], spelled]
-        at = end
-    return "".join(parts) + text[at:]
+        parts += [text[position:start], spelled]
+        position = end
+    return "".join(parts) + text[position:]
 
 
 def extend_respelled(
@@ -366,13 +366,13 @@ def extend_respelled(
     start = len(before) + len(reply.reasoning)
     if not text.startswith(before) or not text.startswith(reply.reasoning, len(before)):
         return None
-    found = [at for end in ([reply.end] if reply.end else ends) if (at := text.find(end, start)) >= 0]
-    if not found:
+    ends_found = [index for end in ([reply.end] if reply.end else ends) if (index := text.find(end, start)) >= 0]
+    if not ends_found:
         return None
-    spelled = text[start : min(found)]
+    spelled = text[start : min(ends_found)]
     if not _is_same_reply(reply, spelled, parse):
         return None
-    return Extension(text[min(found) + len(reply.end) :], spelled)
+    return Extension(text[min(ends_found) + len(reply.end) :], spelled)
 
 
 def extend_without_thinking(
@@ -406,6 +406,6 @@ def _complete_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _is_same_reply(reply: ReplyText, spelled: str, parse: ParseReply) -> bool:
     """Return True if another spelling of a reply's text parses to the same message."""
-    ours, theirs = (parse(reply.reasoning + rest) for rest in (reply.rest, spelled))
-    thoughts = [message.get("reasoning_content") for message in (ours, theirs)]
-    return message_key(ours) == message_key(theirs) and thoughts[0] == thoughts[1]
+    own_message, spelled_message = (parse(reply.reasoning + rest) for rest in (reply.rest, spelled))
+    thoughts = [message.get("reasoning_content") for message in (own_message, spelled_message)]
+    return message_key(own_message) == message_key(spelled_message) and thoughts[0] == thoughts[1]

@@ -52,14 +52,14 @@ def examine(renderer: Renderer) -> list[Finding]:
     if not renderer.end_ids:
         text = "No token ends a reply, so every reply would run to its length limit."
         return [Finding("stop tokens", "problem", text, "set eos_token in tokenizer_config.json")]
-    found = [
+    findings = [
         _check_end_tokens(renderer),
         _check_round_trip(renderer),
         *_check_date(renderer),
         *_check_system(renderer),
         *_check_turns(renderer),
     ]
-    return [*found, *_check_tools(renderer), *_check_episodes(renderer)]
+    return [*findings, *_check_tools(renderer), *_check_episodes(renderer)]
 
 
 def _check_end_tokens(renderer: Renderer) -> Finding:
@@ -69,13 +69,13 @@ def _check_end_tokens(renderer: Renderer) -> Finding:
 
 def _check_round_trip(renderer: Renderer) -> Finding:
     prompt = renderer.render([_ASK, _ANSWER, _MORE])
-    lost = [text for text in (prompt.shown, *_TEXTS) if renderer.decode(renderer.encode(text)) != text]
-    if lost:
-        what = (
-            f"Decoding token ids does not return the text: {lost[0][:60]!r} becomes "
-            f"{_round_trip(renderer, lost[0])[:60]!r}."
+    changed_texts = [text for text in (prompt.shown, *_TEXTS) if renderer.decode(renderer.encode(text)) != text]
+    if changed_texts:
+        problem = (
+            f"Decoding token ids does not return the text: {changed_texts[0][:60]!r} becomes "
+            f"{_round_trip(renderer, changed_texts[0])[:60]!r}."
         )
-        return Finding("text and ids", "problem", what, "use the model's fast tokenizer (tokenizer.json)")
+        return Finding("text and ids", "problem", problem, "use the model's fast tokenizer (tokenizer.json)")
     return Finding("text and ids", "ok", "Decoding token ids returns the text, character for character.")
 
 
@@ -107,8 +107,8 @@ def _list_opening(renderer: Renderer) -> list[Message]:
 
 def _check_turns(renderer: Renderer) -> list[Finding]:
     thoughtful = {**_ANSWER, **_build_thought(renderer)}
-    cut = _play_turn(renderer, thoughtful, _MORE, cut=True)
-    length = _judge_outcome("length", cut, "a question after a reply that its length limit cut")
+    cut_outcome = _play_turn(renderer, thoughtful, _MORE, cut=True)
+    length = _judge_outcome("length", cut_outcome, "a question after a reply that its length limit cut")
     if not thinks(renderer):
         answers = _judge_outcome("answers", _play_turn(renderer, _ANSWER, _MORE), "a question after an answer")
         return [answers, length, Finding("thinking", "ok", "The model has no thinking that a template could strip.")]
@@ -144,30 +144,32 @@ def _check_tools(renderer: Renderer) -> list[Finding]:
         if renderer.template.knows_tools
         else "The template does not support tools: ajet describes them in the prompt"
     )
-    found = [Finding("tools", "ok", f"{native}; the model writes calls in the form {renderer.template.style}.")]
-    one, other = call("skiff", 1), call("dinghy", 2, 1)
-    calling: Message = {"role": "assistant", "content": None, "tool_calls": [one], **_build_thought(renderer)}
-    results = (result(one, "a small boat"), result(other, "a smaller boat"))
-    found.append(_judge_outcome("tool call", _play_turn(renderer, calling, results[0]), "a result after a call"))
+    findings = [Finding("tools", "ok", f"{native}; the model writes calls in the form {renderer.template.style}.")]
+    first, second = call("skiff", 1), call("dinghy", 2, 1)
+    calling: Message = {"role": "assistant", "content": None, "tool_calls": [first], **_build_thought(renderer)}
+    results = (result(first, "a small boat"), result(second, "a smaller boat"))
+    findings.append(_judge_outcome("tool call", _play_turn(renderer, calling, results[0]), "a result after a call"))
     respelled = _play_turn(renderer, calling, results[0], respell=True)
-    found.append(
+    findings.append(
         _judge_outcome("a rewritten call", respelled, "a result after a call that the model wrote in another spelling")
     )
-    outcome = _play_turn(renderer, {**calling, "tool_calls": [one, other]}, *results)
+    outcome = _play_turn(renderer, {**calling, "tool_calls": [first, second]}, *results)
     if outcome in ("refused", "misread"):
-        found.append(Finding("several calls", "note", "A reply can contain one call only: the template shows no more."))
+        findings.append(
+            Finding("several calls", "note", "A reply can contain one call only: the template shows no more.")
+        )
     else:
-        found.append(_judge_outcome("several calls", outcome, "two adjacent results after two calls"))
+        findings.append(_judge_outcome("several calls", outcome, "two adjacent results after two calls"))
     later = TemplateRehearsal(renderer, _list_opening(renderer), [TOOL])
     if later.play(calling, results[0]) in ("extends", "forks"):
-        found.append(
+        findings.append(
             _judge_outcome(
                 "answer after a result",
                 later.play({**_ANSWER, **_build_thought(renderer)}, _MORE),
                 "a question after that answer",
             )
         )
-    return found
+    return findings
 
 
 def _play_turn(renderer: Renderer, reply: Message, *then: Message, cut: bool = False, respell: bool = False) -> Outcome:
@@ -195,19 +197,19 @@ def _describe_outcome(outcome: Outcome, turn: str) -> str:
 def _check_episodes(renderer: Renderer) -> list[Finding]:
     thought = _build_thought(renderer)
     talk = TemplateRehearsal(renderer, _list_opening(renderer))
-    played = [
+    outcomes = [
         talk.play({**_ANSWER, **thought}, {"role": "user", "content": f"{_MORE['content']} ({turn})"})
         for turn in range(TURNS)
     ]
-    found = [_judge_episode(f"{TURNS} answers", talk, played)]
+    findings = [_judge_episode(f"{TURNS} answers", talk, outcomes)]
     if renderer.reads_tool_calls:
-        work, played = TemplateRehearsal(renderer, _list_opening(renderer), [TOOL]), []
+        work, outcomes = TemplateRehearsal(renderer, _list_opening(renderer), [TOOL]), []
         for turn in range(TURNS):
-            made = call("skiff", turn)
-            reply = {"role": "assistant", "content": None, "tool_calls": [made], **thought}
-            played.append(work.play(reply, result(made, f"a small boat, page {turn}")))
-        found.append(_judge_episode(f"{TURNS} tool calls", work, played))
-    return found
+            tool_call = call("skiff", turn)
+            reply = {"role": "assistant", "content": None, "tool_calls": [tool_call], **thought}
+            outcomes.append(work.play(reply, result(tool_call, f"a small boat, page {turn}")))
+        findings.append(_judge_episode(f"{TURNS} tool calls", work, outcomes))
+    return findings
 
 
 def _judge_episode(what: str, played: TemplateRehearsal, outcomes: Sequence[Outcome]) -> Finding:
@@ -232,31 +234,37 @@ def sizes(tokenizer: Any, config: Mapping[str, Any], rows: Mapping[str, Sequence
         config: The model's config.json.
         rows: The shapes of embedding and head, if known.
     """
-    known, configured = len(tokenizer), (config.get("text_config") or config).get("vocab_size")
+    token_count, configured = len(tokenizer), (config.get("text_config") or config).get("vocab_size")
     shapes = {name: shape[0] for name, shape in rows.items() if shape}
     least = min([*shapes.values(), *([configured] if isinstance(configured, int) else [])], default=None)
-    listed = ", ".join(f"{name} {count}" for name, count in shapes.items())
-    listed = f" ({listed})" if listed else ""
+    shape_list = ", ".join(f"{name} {count}" for name, count in shapes.items())
+    shape_list = f" ({shape_list})" if shape_list else ""
     if least is None:
         return [
             Finding(
                 "vocabulary",
                 "note",
-                f"The tokenizer has {known} tokens; the model's configuration gives no vocab_size.",
+                f"The tokenizer has {token_count} tokens; the model's configuration gives no vocab_size.",
             )
         ]
-    if known > least:
+    if token_count > least:
         text = (
-            f"The tokenizer has {known} tokens, but the model only {least}{listed}: it has no embedding for the "
-            "token ids beyond."
+            f"The tokenizer has {token_count} tokens, but the model only {least}{shape_list}: it has no embedding "
+            "for the token ids beyond."
         )
         return [Finding("vocabulary", "problem", text, "use the model's own tokenizer, or resize its embeddings")]
     if len(set(shapes.values())) > 1:
         return [
-            Finding("vocabulary", "problem", f"Embedding and output head differ in size{listed}.", "check the weights")
+            Finding(
+                "vocabulary", "problem", f"Embedding and output head differ in size{shape_list}.", "check the weights"
+            )
         ]
-    spare = f", {least - known} of them spare" if least > known else ""
-    return [Finding("vocabulary", "ok", f"The tokenizer has {known} tokens, the model {least} rows{spare}{listed}.")]
+    spare = f", {least - token_count} of them spare" if least > token_count else ""
+    return [
+        Finding(
+            "vocabulary", "ok", f"The tokenizer has {token_count} tokens, the model {least} rows{spare}{shape_list}."
+        )
+    ]
 
 
 Outcome = Literal["extends", "forks", "refused", "misread"]
@@ -312,10 +320,10 @@ def own_reply(
     else:  # the history is rendered in another way now: the reply follows the same opening
         opening = head.removeprefix(text(messages, tools, prompt=False))
         marked = text([*messages[:-1], {**messages[-1], "content": MARK}, reply], tools, prompt=False)
-        _, found, written = marked.rpartition(MARK)[2].partition(opening) if opening else ("", "", "")
-        written = written if found else reply.get("content") or ""
+        _, separator, written = marked.rpartition(MARK)[2].partition(opening) if opening else ("", "", "")
+        written = written if separator else reply.get("content") or ""
     ends = {renderer.decode([token]): token for token in renderer.end_ids}
-    cuts = [at for spelled in ends if (at := written.find(spelled)) >= 0]
+    cuts = [index for spelled in ends if (index := written.find(spelled)) >= 0]
     if cuts:
         end = next(spelled for spelled in ends if written.startswith(spelled, min(cuts)))
         written = written[: min(cuts)]
@@ -358,12 +366,14 @@ class TemplateRehearsal:
                 self.lengths.append(len(self.prompt.ids))
             ids = own_reply(self.renderer, self.messages, reply, then[0], self.tools, respell=respell)
             ids = ids[:-1] if cut else ids
-            read = self.renderer.parse(ids, tools=self.tools, before=self.prompt)
-            if not _is_same_message(read, reply):
+            parsed_reply = self.renderer.parse(ids, tools=self.tools, before=self.prompt)
+            if not _is_same_message(parsed_reply, reply):
                 return "misread"
-            parsed = {**reply, **read}
-            for ours, theirs in zip(parsed.get("tool_calls") or (), reply.get("tool_calls") or (), strict=True):
-                ours["id"] = theirs["id"]
+            parsed = {**reply, **parsed_reply}
+            for parsed_call, reply_call in zip(
+                parsed.get("tool_calls") or (), reply.get("tool_calls") or (), strict=True
+            ):
+                parsed_call["id"] = reply_call["id"]
             self.messages = [*self.messages, parsed, *then]
             extended = self.renderer.extend(self.prompt, ids, "length" if cut else "stop", self.messages, self.tools)
             self.replies += 1
@@ -384,8 +394,8 @@ class TemplateRehearsal:
 
 def _is_same_message(read: Message, meant: Message) -> bool:
     def calls(message: Message) -> list[Any]:
-        listed = message.get("tool_calls") or ()
-        return [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in listed]
+        tool_calls = message.get("tool_calls") or ()
+        return [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in tool_calls]
 
     return (
         (read.get("content") or "") == (meant.get("content") or "")

@@ -71,26 +71,28 @@ def split_calls(messages: list[Message]) -> list[Message]:
     template has one place for both.
     """
     single: list[Message] = []
-    at = 0
-    while at < len(messages):
-        message = messages[at]
+    index = 0
+    while index < len(messages):
+        message = messages[index]
         calls = message.get("tool_calls") or []
-        at += 1
+        index += 1
         if not calls:
             single.append(message)
             continue
         results: list[Message] = []
-        while at < len(messages) and messages[at]["role"] == "tool":
-            results.append(messages[at])
-            at += 1
+        while index < len(messages) and messages[index]["role"] == "tool":
+            results.append(messages[index])
+            index += 1
         if message.get("thinking") and message["content"]:
             message = {**message, "thinking": f"{message['thinking']}\n\n{message['content']}", "content": ""}
         for call in calls[:-1]:
             single.append({**message, "tool_calls": [call]})
             message = {"role": "assistant", "content": ""}
-            own = [each for each in results if call.get("id") and each.get("tool_call_id") == call["id"]] or results[:1]
-            single += own[:1]
-            results = [each for each in results if each not in own[:1]]
+            own_results = [
+                each for each in results if call.get("id") and each.get("tool_call_id") == call["id"]
+            ] or results[:1]
+            single += own_results[:1]
+            results = [each for each in results if each not in own_results[:1]]
         single += [{**message, "tool_calls": calls[-1:]}, *results]
     return single
 
@@ -129,10 +131,10 @@ def write_in_hermes(
 
 
 def _before_first_question(messages: list[Message], section: str) -> list[Message]:
-    at = 1 if messages and messages[0]["role"] == "system" else 0
-    if at == len(messages) or messages[at]["role"] != "user":
-        return [*messages[:at], {"role": "user", "content": section}, *messages[at:]]
-    return [*messages[:at], _prepend_text(section, messages[at]), *messages[at + 1 :]]
+    index = 1 if messages and messages[0]["role"] == "system" else 0
+    if index == len(messages) or messages[index]["role"] != "user":
+        return [*messages[:index], {"role": "user", "content": section}, *messages[index:]]
+    return [*messages[:index], _prepend_text(section, messages[index]), *messages[index + 1 :]]
 
 
 def join_results(messages: list[Message]) -> list[Message]:

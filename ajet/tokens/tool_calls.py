@@ -43,8 +43,8 @@ def xml_call(text: str, tools: Tools = ()) -> Function | None:
     """Parse a call of Qwen3.5 and Qwen3-Coder: <function=name>, <parameter=key>, the value on separate lines."""
     head, pairs, tail = _split_arguments(text.strip(), XML)
     if not pairs:
-        head, opened, tail = head.partition(">")
-        head += opened
+        head, bracket, tail = head.partition(">")
+        head += bracket
     if not head.startswith("<function=") or not head.rstrip().endswith(">") or tail.strip() != "</function>":
         return None
     name = head.rstrip().removeprefix("<function=").removesuffix(">")
@@ -54,18 +54,18 @@ def xml_call(text: str, tools: Tools = ()) -> Function | None:
 def llama_calls(text: str) -> list[Function] | None:
     """Parse calls of Llama 3: {"name": …, "parameters": {…}}, several joined by `;`. Any other text gives `None`."""
     functions: list[Function] = []
-    at = 0
-    while at < len(text):
+    position = 0
+    while position < len(text):
         try:
-            value, at = _JSON.raw_decode(text, at)
+            value, position = _JSON.raw_decode(text, position)
         except (ValueError, RecursionError):
             return None
         function = checked(value, ("parameters", "arguments"))
         if function is None:
             return None
         functions.append(function)
-        rest = text[at:].lstrip("; \n")
-        at = len(text) - len(rest)
+        rest = text[position:].lstrip("; \n")
+        position = len(text) - len(rest)
     return functions or None
 
 
@@ -109,8 +109,8 @@ def _split_arguments(text: str, syntax: BareSyntax) -> tuple[str, list[tuple[str
 def _build_typed_call(name: str, found: Sequence[tuple[str, str]], tools: Tools) -> Function | None:
     if not name or any(mark in name for mark in "<> \n"):
         return None
-    known = [tool["function"] for tool in tools if tool["function"].get("name") == name]
-    parameters = (known[0].get("parameters") or {}) if known else {}
+    matching = [tool["function"] for tool in tools if tool["function"].get("name") == name]
+    parameters = (matching[0].get("parameters") or {}) if matching else {}
     arguments = {key: _convert_argument(text, parameter_schema(parameters, key), parameters) for key, text in found}
     return checked({"name": name, "arguments": arguments}, ("arguments",))
 
@@ -196,8 +196,8 @@ def type_of_value(value: Any) -> str:
 
 def _list_properties(parts: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
     """Return every schema declared by the parts for a property."""
-    listed = [part["properties"] for part in parts if isinstance(part.get("properties"), Mapping)]
-    return [properties[name] for properties in listed if name in properties]
+    property_tables = [part["properties"] for part in parts if isinstance(part.get("properties"), Mapping)]
+    return [properties[name] for properties in property_tables if name in properties]
 
 
 def _list_alternatives(part: Mapping[str, Any]) -> list[Any]:
@@ -206,9 +206,9 @@ def _list_alternatives(part: Mapping[str, Any]) -> list[Any]:
 
 def _iterate_conjuncts(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the schema and all schemas that must hold with it: targets of `$ref`, members of `allOf`."""
-    waiting, seen = [schema], 0
-    while waiting and seen < MOST_PARTS:
-        part, seen = waiting.pop(0), seen + 1
+    waiting, visited = [schema], 0
+    while waiting and visited < MOST_PARTS:
+        part, visited = waiting.pop(0), visited + 1
         if isinstance(part, Mapping):
             yield part
             if "$ref" in part:
@@ -221,14 +221,14 @@ def _resolve_local_ref(reference: Any, root: Mapping[str, Any]) -> Any:
     """Return the target of a reference within the schema (`#/$defs/Zip`); `None` without a target."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
-    found: Any = root
+    target: Any = root
     for step in unquote(reference[1:]).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list):
-            found = found[int(step)] if step.isdecimal() and int(step) < len(found) else None
+        if isinstance(target, list):
+            target = target[int(step)] if step.isdecimal() and int(step) < len(target) else None
         else:
-            found = found.get(step) if isinstance(found, Mapping) else None
-    return found
+            target = target.get(step) if isinstance(target, Mapping) else None
+    return target
 
 
 class _TypeReader:
@@ -264,8 +264,10 @@ class _TypeReader:
         types: Types = None
         if isinstance(kinds, list) and kinds:
             types = frozenset(name for kind in kinds if isinstance(kind, str) for name in self._name_types(kind))
-        listed = [schema["const"]] if "const" in schema else schema.get("enum")
-        return _intersect_types(types, self._read_enumerated(listed) if isinstance(listed, list) and listed else None)
+        allowed = [schema["const"]] if "const" in schema else schema.get("enum")
+        return _intersect_types(
+            types, self._read_enumerated(allowed) if isinstance(allowed, list) and allowed else None
+        )
 
     def _name_types(self, kind: str) -> list[str]:
         if kind != "integer":
@@ -275,8 +277,8 @@ class _TypeReader:
 
     def _read_enumerated(self, listed: Sequence[Any]) -> Types:
         spelled = {_canonical_json(each) for each in listed}
-        held = [value for value in self._values if _canonical_json(value) in spelled]
-        return frozenset(map(type_of_value, held if self._is_strict else listed))
+        spelled_values = [value for value in self._values if _canonical_json(value) in spelled]
+        return frozenset(map(type_of_value, spelled_values if self._is_strict else listed))
 
     def _read_referenced(self, schema: Mapping[str, Any]) -> Types:
         reference = schema.get("$ref")
@@ -295,12 +297,12 @@ def _intersect_types(one: Types, other: Types) -> Types:
 
 
 def _unite_types(members: list[Types]) -> Types:
-    found: frozenset[str] = frozenset()
+    united: frozenset[str] = frozenset()
     for types in members:
         if types is None:
             return None
-        found |= types
-    return found
+        united |= types
+    return united
 
 
 def _canonical_json(value: Any) -> str:

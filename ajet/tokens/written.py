@@ -54,16 +54,16 @@ def written_reply(
     if not words.decode(ids, after=before.ids).startswith(full[len(prompt) :][:1]):
         raise InexactReplyError("the tokenizer encodes the reply differently after the prompt than alone")
     parsed = words.parse(ids, tools=tools, before=before)
-    if (wrong := _find_difference(reply, parsed)) is not None:
-        raise InexactReplyError(f"the chat template writes {wrong} in a way that cannot be read back")
+    if (difference := _find_difference(reply, parsed)) is not None:
+        raise InexactReplyError(f"the chat template writes {difference} in a way that cannot be read back")
     return ids, parsed
 
 
 def _find_difference(written: Message, parsed: Message) -> str | None:
     """Return the part in which a parsed message differs from the written message; blanks around texts are ignored."""
     for name in ("content", "reasoning_content"):
-        given, read = _join_text(written.get(name)), _join_text(parsed.get(name))
-        if given != read and (name == "content" or given):
+        written_text, parsed_text = _join_text(written.get(name)), _join_text(parsed.get(name))
+        if written_text != parsed_text and (name == "content" or written_text):
             return "its content" if name == "content" else "its reasoning"
     calls = [{"role": "assistant", "tool_calls": message.get("tool_calls")} for message in (written, parsed)]
     return None if message_key(calls[0]) == message_key(calls[1]) else "its tool calls"

@@ -40,21 +40,21 @@ def select_inherited(ours: Mapping[str, str], named: Mapping[str, str | None]) -
         ours: variables of this process.
         named: variables that the YAML section sets.
     """
-    given: dict[str, str] = {}
+    inherited: dict[str, str] = {}
     withheld: list[str] = []
     for name, value in ours.items():
         if name.startswith(OUTSIDE) or OUTSIDE + name in ours:  # put there by the run itself
             continue
         if _PROXY.fullmatch(name):
-            given[name] = _strip_user(value)
-            if given[name] != value:
+            inherited[name] = _strip_user(value)
+            if inherited[name] != value:
                 withheld.append(f"the user information in {name}")
         elif (name in _ALLOWED or _LOCALE.fullmatch(name)) and not has_secret_shape(value):
-            given[name] = value
+            inherited[name] = value
         elif name not in named and name not in _OF_THE_SHELL:
             withheld.append(name)
     _log_withheld(frozenset(withheld))
-    return given
+    return inherited
 
 
 def _strip_user(proxy: str) -> str:

@@ -76,16 +76,16 @@ class RunningCommand:
 
     def __init__(self, order: CommandSpec) -> None:
         self._spec = order
-        self.report, theirs = os.pipe()
+        self.report, keeper_end = os.pipe()
         self._over = False
         self._lock = threading.Lock()
         try:
             self.keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(KEEPER), str(theirs)],
+                [sys.executable, "-I", "-S", str(KEEPER), str(keeper_end)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=(theirs,),
+                pass_fds=(keeper_end,),
                 start_new_session=True,
                 env=dict(order.environment),
             )
@@ -93,7 +93,7 @@ class RunningCommand:
             os.close(self.report)
             raise
         finally:
-            os.close(theirs)
+            os.close(keeper_end)
 
     def stop(self) -> None:
         """End the process tree. Idempotent; does not wait."""
@@ -158,9 +158,9 @@ class RunningCommand:
         )
 
     def _append_output(self, buffer: bytearray, part: bytes) -> None:
-        room = self._spec.output - len(buffer)
-        buffer += part[:room]
-        if len(part) > room and not self._over:
+        free = self._spec.output - len(buffer)
+        buffer += part[:free]
+        if len(part) > free and not self._over:
             self._over = True
             self.stop()
 

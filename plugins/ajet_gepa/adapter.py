@@ -86,17 +86,17 @@ class PromptAdapter(GEPAAdapter[PlacedTask, ReflectedAttempt, float]):
 
     def _play_tasks(self, rollout: Rollout, batch: Sequence[PlacedTask]) -> dict[int, Group]:
         """Return a group per task, each with at least one attempt that counts."""
-        found: dict[int, Group] = {}
+        groups: dict[int, Group] = {}
         missing = list(dict(batch).items())
         for _ in range(2):
             for group in rollout.play(missing, step=self._step, split="validation", repeats=self._repeats):
                 group.episodes = [episode for episode in group.episodes if not episode.left_out]
                 if group.episodes:
-                    found[group.order] = group
+                    groups[group.order] = group
             self._step += 1
-            missing = [(order, task) for order, task in missing if order not in found]
+            missing = [(order, task) for order, task in missing if order not in groups]
             if not missing:
-                return found
+                return groups
         order, task = missing[0]
         raise UserError(
             f"No attempt at {counted(len(missing), 'task')} could be scored, because a server, the judge or the "
@@ -135,7 +135,7 @@ class PromptAdapter(GEPAAdapter[PlacedTask, ReflectedAttempt, float]):
 
 def describe_attempt(episode: Episode) -> ReflectedAttempt:
     """Return an attempt as a record of GEPA's reflective data set, without its system message."""
-    shown = [message for message in episode.messages if message.get("role") != "system"]
+    messages = [message for message in episode.messages if message.get("role") != "system"]
     verdict, failure = episode.verdict, episode.failure
     lines = [f"Reward: {episode.reward if episode.reward is not None else 'none'}."]
     if verdict is not None and verdict.success is not None:
@@ -145,11 +145,11 @@ def describe_attempt(episode: Episode) -> ReflectedAttempt:
     if failure is not None:
         lines.append(f"The attempt failed: {failure.boundary}: {failure.kind}: {failure.message}")
     if episode.task.metadata:
-        known = json.dumps(episode.task.metadata, ensure_ascii=False, default=str)
-        lines.append(f"What the judge knows of the task, and the assistant does not: {known[:LONGEST_PART]}")
+        metadata = json.dumps(episode.task.metadata, ensure_ascii=False, default=str)
+        lines.append(f"What the judge knows of the task, and the assistant does not: {metadata[:LONGEST_PART]}")
     return {
         "Inputs": episode.task.main_query[:LONGEST_PART],
-        "Generated Outputs": "\n".join(_format_message(message) for message in shown),
+        "Generated Outputs": "\n".join(_format_message(message) for message in messages),
         "Feedback": "\n".join(lines),
     }
 

@@ -84,9 +84,11 @@ def optimize_prompt(
     show_logs("WARNING")
     experiment = load_experiment(conf, backbone="debug", overrides=overrides or (), exp_dir=exp_dir)
     evaluation = EvaluationOptions(at_most=at_most, repeats=repeat, temperature=temperature)
-    found = run(experiment, PromptOptions(key, reflect, budget, select_on, minibatch, perfect, evaluation))
-    print_report(found.held_out)
-    if found.best == found.start:
+    result = run(experiment, PromptOptions(key, reflect, budget, select_on, minibatch, perfect, evaluation))
+    print_report(result.held_out)
+    if result.best == result.start:
         typer.echo("No better prompt was found.")
     else:
-        typer.echo(f"The best prompt is in {found.folder / BEST}; write it to {key} in {conf} to use or train with it.")
+        typer.echo(
+            f"The best prompt is in {result.folder / BEST}; write it to {key} in {conf} to use or train with it."
+        )

@@ -88,9 +88,9 @@ def optimize_prompt(experiment: Experiment, options: PromptOptions) -> Optimized
         run = RunDirectory.open(prepared, root=prepared.root, kind="prompt")
         warn_of_unconfined(prepared)
         with close_with_outcome(run):
-            found = _search_prompt(prepared, options, key, run)
-            best = str(found.candidates[found.best_idx]["prompt"])
-            _write_result(run, options, start, best, found)
+            result = _search_prompt(prepared, options, key, run)
+            best = str(result.candidates[result.best_idx]["prompt"])
+            _write_result(run, options, start, best, result)
     return OptimizedPrompt(run.path, start, best, _evaluate_prompts(experiment, options, key, start, best))
 
 
@@ -131,7 +131,7 @@ def _search_prompt(
         def should_stop(gepa_state: GEPAState) -> bool:
             return reflector.problem is not None or max(gepa_state.program_full_scores_val_set) >= options.perfect
 
-        found: GEPAResult[Any, Any] = gepa.optimize(
+        result: GEPAResult[Any, Any] = gepa.optimize(
             seed_candidate={COMPONENT: key.read_text(experiment)},
             trainset=reflection,
             valset=selection,
@@ -145,10 +145,10 @@ def _search_prompt(
             logger=_GepaLogger(),
         )
     if reflector.problem is not None:
-        if len(found.candidates) == 1:
+        if len(result.candidates) == 1:
             raise reflector.problem
         logger.warning("the search ended early, with the best prompt so far. {}", reflector.problem.what)
-    return found
+    return result
 
 
 class _GepaLogger:
@@ -213,9 +213,9 @@ def _evaluate_prompts(
     """Return the held-out scores of the prompts, as if they were two models."""
     results = []
     for label, text in (("starting prompt", start), ("best prompt", best))[: 1 if best == start else 2]:
-        chosen = key.set_text(experiment, text)
-        models = [replace(model, label=label) for model in choose_models(["base"], chosen, None)]
-        results.append(evaluate_models(chosen, models, options.evaluation))
+        with_prompt = key.set_text(experiment, text)
+        models = [replace(model, label=label) for model in choose_models(["base"], with_prompt, None)]
+        results.append(evaluate_models(with_prompt, models, options.evaluation))
     evaluated = tuple(each for result in results for each in result.evaluated)
     lowest = min(each.scores.lowest for each in evaluated)
     same_scale = tuple(replace(each, scores=replace(each.scores, lowest=lowest)) for each in evaluated)

@@ -52,12 +52,12 @@ def install_harness(name: str) -> Path:
     with lock_folder(target.parent, logger.info):
         if find_installed(name) is None:
             logger.info("installing the harness {} ({}) once, in {}", name, packages, target)
-            if why := "".join(fill_environment(target, lambda: _install_packages(target, name, preset))):
+            if problem := "".join(fill_environment(target, lambda: _install_packages(target, name, preset))):
                 raise UserError(
                     f"The harness {name} cannot be installed.",
                     where=str(target),
                     expected=f"the packages {packages}",
-                    do=why,
+                    do=problem,
                 )
     return target / _PROGRAMS[bool(preset.npm)]
 
@@ -78,8 +78,8 @@ def _install_packages(target: Path, name: str, preset: Preset) -> str:
     """Return "" or an error message."""
     target.mkdir(parents=True)
     if preset.npm:
-        if why := run_command([*NPM, "--prefix", str(target), *preset.npm], f"npm install {name}", limit=LIMIT_S):
-            return why
+        if problem := run_command([*NPM, "--prefix", str(target), *preset.npm], f"npm install {name}", limit=LIMIT_S):
+            return problem
         modules = target / "node_modules"
         for link, pattern in preset.links.items():
             for program in modules.glob(pattern):
@@ -98,21 +98,21 @@ def _read_version(program: str) -> tuple[int, int] | None:
         printed = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r"(\d+)\.(\d+)", printed)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.search(r"(\d+)\.(\d+)", printed)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _require_node(name: str, oldest: tuple[int, int]) -> None:
     """Raise UserError unless npm and a recent Node.js are on the PATH."""
     expected = f"Node.js {oldest[0]}.{oldest[1]} or newer, with npm, on the PATH"
     path = shutil.which("node")
-    found = _read_version(path) if path else None
-    if path is None or found is None or shutil.which("npm") is None:
-        missing = "npm" if path and found else "Node.js"
+    version = _read_version(path) if path else None
+    if path is None or version is None or shutil.which("npm") is None:
+        missing = "npm" if path and version else "Node.js"
         raise UserError(f"The harness {name} needs {missing}, which is not installed.", expected=expected, do=NODE_HINT)
-    if found < oldest:
+    if version < oldest:
         raise UserError(
-            f"The harness {name} does not run with Node.js {found[0]}.{found[1]}.",
+            f"The harness {name} does not run with Node.js {version[0]}.{version[1]}.",
             where=path,
             expected=expected,
             do=NODE_HINT,

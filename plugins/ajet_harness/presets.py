@@ -53,12 +53,12 @@ def read_preset(name: str) -> Preset:
     """Return a preset. Raises ConfigError for an unknown name."""
     names = list_harnesses()
     if name not in names:
-        near = get_close_matches(name.lower(), names, 1)
+        similar = get_close_matches(name.lower(), names, 1)
         raise ConfigError(
             f"There is no harness {name}.",
             where="command_agent.harness",
             expected=f"one of {', '.join(names)}",
-            do=f"did you mean {near[0]}?" if near else "set command_agent.command to run another program",
+            do=f"did you mean {similar[0]}?" if similar else "set command_agent.command to run another program",
         )
     return Preset.model_validate(yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8")))
 

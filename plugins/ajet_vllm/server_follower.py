@@ -126,12 +126,12 @@ class ServerFollower:
                 self._weights.rename(wanted)
             else:  # the server has weights of an earlier run
                 self._weights.give(self._first, wanted)
-        found = self.engine.score(probe.ids)
-        if not probe.matches(version, found):
+        scores = self.engine.score(probe.ids)
+        if not probe.matches(version, scores):
             self._known = False
             if (now := self._weights.name()) != wanted:
                 raise ConcurrentLoadError(f"the server has the weights {now}, although this process loaded {wanted}")
-            gap = probe.measure_gap(version, found)
+            gap = probe.measure_gap(version, scores)
             raise self._build_refusal(
                 f"the log-probabilities of its weights differ from those of policy version {version} by "
                 f"{gap:.3g} nats per token",
@@ -144,9 +144,9 @@ class ServerFollower:
     def _match_fixed_weights(self, version: int, probe: WeightsProbe) -> bool:
         if self._looked == version:
             return self.version == version
-        found = self.engine.score(probe.ids)
-        has = probe.find_oldest(found)
-        if has is None or (self._known and not probe.matches(self.engine.version, found)):
+        scores = self.engine.score(probe.ids)
+        has = probe.find_oldest(scores)
+        if has is None or (self._known and not probe.matches(self.engine.version, scores)):
             raise self._build_refusal(
                 "by its log-probabilities of a test text, it has none of the weights that the trainer announced",
                 "the weights of model.path; a server that can load later weights must be started with "

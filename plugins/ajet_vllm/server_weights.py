@@ -68,12 +68,14 @@ class ServerWeights(ABC):
         """
         changing = f"{CHANGING}-{secrets.token_hex(8)}"
         self.rename(changing)
-        found = self._load_folder(folder, name)
-        if found == changing:
+        loaded_name = self._load_folder(folder, name)
+        if loaded_name == changing:
             self.rename(name)
-        elif found != name:
+        elif loaded_name != name:
             self.rename(f"{CHANGING}-{secrets.token_hex(8)}")
-            raise ConcurrentLoadError(f"another process loaded the weights {found} into {self._url} at the same time")
+            raise ConcurrentLoadError(
+                f"another process loaded the weights {loaded_name} into {self._url} at the same time"
+            )
 
     def rename(self, name: str) -> None:
         """Rename the server's weights.
@@ -94,13 +96,13 @@ class ServerWeights(ABC):
 
     def _parse_answer(self, answer: httpx.Response, request: str = "") -> dict[str, Any]:
         if answer.status_code >= 400:
-            why = f"status {answer.status_code}: {answer.text[:300]}"
-            raise self._build_refusal(why, request or answer.request.url.path)
+            reason = f"status {answer.status_code}: {answer.text[:300]}"
+            raise self._build_refusal(reason, request or answer.request.url.path)
         try:
-            found = load_json(answer.content) if answer.content else {}
+            content = load_json(answer.content) if answer.content else {}
         except ValueError as error:
             raise self._build_refusal(f"invalid JSON: {answer.text[:100]!r}", answer.request.url.path) from error
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
 
     def _build_refusal(self, why: str, request: str, kind: type[UserError] = UserError) -> UserError:
         return kind(

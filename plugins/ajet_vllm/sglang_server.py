@@ -170,8 +170,8 @@ class SglangReply(StreamedReply):
         info = event["meta_info"]
         # "stop" without a token id is a stop string, and no request has one
         if (reason := info["finish_reason"]) is not None:
-            ours = reason["type"] != "stop" or isinstance(reason.get("matched"), int)
-            self._set_finish(reason["type"] if ours else None, reason)
+            is_own_reason = reason["type"] != "stop" or isinstance(reason.get("matched"), int)
+            self._set_finish(reason["type"] if is_own_reason else None, reason)
         new = int(info["completion_tokens"]) - self._tokens
         if new < 0:
             raise EngineFailure(f"the server streamed {self._tokens} tokens, but its count rose by {new} more")

@@ -87,10 +87,10 @@ def explain_missing_logprobs(wire: Wire, reports_sampled: bool, sampling: Sampli
     if is_one_logprob(sampling):
         return None
     if not reports_sampled:
-        by = wire.sampled_logprobs_option
+        option = wire.sampled_logprobs_option
         return (
             "reports log-probabilities only for temperature 1",
-            f"{by}, or set rollout.temperature: 1.0 and remove top_p and top_k",
+            f"{option}, or set rollout.temperature: 1.0 and remove top_p and top_k",
         )
     if truncates(sampling) and not wire.reports_truncated:
         return "reports log-probabilities before top_p and top_k are applied", "remove rollout.top_p and rollout.top_k"

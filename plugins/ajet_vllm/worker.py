@@ -71,12 +71,12 @@ class LiveWeights:
         """Return tensors mapped from the owner's memory."""
         with open(bucket["path"], "r+b") as handle:
             memory = mmap.mmap(handle.fileno(), bucket["size"])
-        found = []
+        mapped = []
         for name, dtype, shape, start in bucket["tensors"]:
             kind: torch.dtype = getattr(torch, dtype)
             count = int(torch.Size(shape).numel())
-            found.append((name, torch.frombuffer(memory, dtype=kind, count=count, offset=start).view(shape)))
-        return found
+            mapped.append((name, torch.frombuffer(memory, dtype=kind, count=count, offset=start).view(shape)))
+        return mapped
 
 
 def _of_device(handles: bytes) -> list[tuple[str, Tensor]]:
@@ -131,8 +131,8 @@ class VersionedSampler(Sampler):
         unmasked, self.unmasked = self.unmasked, None
         settings, uniforms_B = self._read_rows()
         ids_B, logprobs_2B, unit_BV = self._drawer.draw_tensors(logits, settings, uniforms_B, unmasked_BV=unmasked)
-        wanted = max((each.top_logprobs for each in settings), default=0)
-        likeliest = torch.topk(unit_BV, min(wanted, unit_BV.shape[1]), -1)
+        most_requested = max((each.top_logprobs for each in settings), default=0)
+        likeliest = torch.topk(unit_BV, min(most_requested, unit_BV.shape[1]), -1)
         versions_B = torch.full_like(ids_B, self.version)
         columns = LogprobsTensors(
             torch.cat([ids_B[:, None], VERSIONS - versions_B[:, None], LIKELIEST - likeliest.indices], 1).int(),
@@ -149,8 +149,8 @@ class VersionedSampler(Sampler):
         positions = np.zeros(batch.num_reqs, np.uint64)
         for row, name in enumerate(batch.req_ids):
             params = requests[name].sampling_params
-            known = int(batch.num_computed_tokens_cpu[row]) + self.scheduled[name]
+            computed_tokens = int(batch.num_computed_tokens_cpu[row]) + self.scheduled[name]
             streams[row], temperature, top_p, top_k = params.extra_args[OURS]
-            positions[row] = max(0, known - int(batch.num_prompt_tokens[row]))
+            positions[row] = max(0, computed_tokens - int(batch.num_prompt_tokens[row]))
             settings.append(Sampling(1, temperature, top_p, top_k, top_logprobs=params.logprobs - 1))
         return settings, draw_uniforms(streams, positions)

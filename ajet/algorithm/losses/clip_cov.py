@@ -33,5 +33,5 @@ class ClipCovLoss(PolicyLoss):
         loss, clipped = policy_loss(
             tokens.logprobs, tokens.old, tokens.advantages, clip_low=low, clip_high=high, clip_dual=dual
         )
-        chosen = tokens.require_chosen()
-        return loss.masked_fill(chosen, 0.0), clipped | chosen
+        is_chosen = tokens.require_chosen()
+        return loss.masked_fill(is_chosen, 0.0), clipped | is_chosen

@@ -116,16 +116,16 @@ def draw_between(covariances_N: Row, share: float, low: float, high: float, draw
         high: upper bound of the covariance.
     """
     candidates = np.flatnonzero((covariances_N > low) & (covariances_N < high))
-    chosen = np.zeros(covariances_N.size, np.bool_)
-    chosen[draw.permutation(candidates)[: _count_chosen(covariances_N, share)]] = True
-    return chosen
+    is_chosen = np.zeros(covariances_N.size, np.bool_)
+    is_chosen[draw.permutation(candidates)[: _count_chosen(covariances_N, share)]] = True
+    return is_chosen
 
 
 def select_largest(covariances_N: Row, share: float) -> TokenMask:
     """Select tokens for KL-Cov: the `share` of all N tokens with the largest covariance."""
-    chosen = np.zeros(covariances_N.size, np.bool_)
-    chosen[np.argsort(-covariances_N, kind="stable")[: _count_chosen(covariances_N, share)]] = True
-    return chosen
+    is_chosen = np.zeros(covariances_N.size, np.bool_)
+    is_chosen[np.argsort(-covariances_N, kind="stable")[: _count_chosen(covariances_N, share)]] = True
+    return is_chosen
 
 
 def _count_chosen(covariances_N: Row, share: float) -> int:

@@ -37,7 +37,7 @@ class DpoLoss:
     def __call__(self, chosen_P: Row, rejected_P: Row) -> PairLosses:
         """Compute the loss of P pairs from each reply's sum of log p - log ref in nats."""
         margin = self.beta * (chosen_P - rejected_P)
-        wrong = self.label_smoothing
-        loss = (1 - wrong) * np.logaddexp(0.0, -margin) + wrong * np.logaddexp(0.0, margin)
-        slope = self.beta * (np.exp(-np.logaddexp(0.0, margin)) - wrong)
+        smoothing = self.label_smoothing
+        loss = (1 - smoothing) * np.logaddexp(0.0, -margin) + smoothing * np.logaddexp(0.0, margin)
+        slope = self.beta * (np.exp(-np.logaddexp(0.0, margin)) - smoothing)
         return PairLosses(loss, slope, margin)

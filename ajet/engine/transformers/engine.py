@@ -233,12 +233,12 @@ class TransformersEngine:
         try:
             # The logits of these two tokens are not needed: attention records its shapes and windows in `probe`.
             self._compute_logits(probe, ids, torch.arange(2, device=self._device)[None], ids[0, :1])
-            why = explain_unseen_masks(self._model, probe.windows)  # a mask that the engine would not apply
+            reason = explain_unseen_masks(self._model, probe.windows)  # a mask that the engine would not apply
         except TypeError as error:  # an attention keyword that the engine does not compute
-            why = str(error)
-        if why:
+            reason = str(error)
+        if reason:
             raise UserError(
-                f"The transformers engine cannot sample {type(_unwrap_model(self._model)).__name__}: {why}.",
+                f"The transformers engine cannot sample {type(_unwrap_model(self._model)).__name__}: {reason}.",
                 where="model.path",
                 do="set rollout.engine: vllm, or use a model that docs/models.md lists",
             )
@@ -311,36 +311,36 @@ class TransformersEngine:
         return any(pool.active for pool in self._rows.pools.values())
 
     def _take_in(self) -> None:
-        gone = {id(call) for call in self._aborted}
+        aborted = {id(call) for call in self._aborted}
         self._aborted.clear()
         self._scheduler.waiting.extend(self._arrived)
         self._arrived.clear()
-        if gone:
-            remaining = [call for call in self._scheduler.waiting if id(call) not in gone]
+        if aborted:
+            remaining = [call for call in self._scheduler.waiting if id(call) not in aborted]
             self._scheduler.waiting.clear()
             self._scheduler.waiting.extend(remaining)
-            self._rows.retire([row for row in self._rows.active if id(row.call) in gone])
+            self._rows.retire([row for row in self._rows.active if id(row.call) in aborted])
 
     def _run_step(self) -> None:
         pieces, followers = self._scheduler.plan()
         if not pieces:
             return
         step = build_step(pieces, self._device)
-        place: dict[int, int] = {}
+        line_of_index: dict[int, int] = {}
         for _, index in step.sampled:
-            place.setdefault(index, len(place))
-        of_row = {id(row): place[index] for row, index in step.sampled}
+            line_of_index.setdefault(index, len(line_of_index))
+        of_row = {id(row): line_of_index[index] for row, index in step.sampled}
         drawing = [row for row, _ in step.sampled] + [follower for follower, _ in followers]
         lines = [of_row[id(row)] for row, _ in step.sampled] + [of_row[id(leader)] for _, leader in followers]
-        wanted = torch.tensor(list(place), dtype=torch.long, device=self._device)
-        logits = self._compute_logits(step, step.ids, step.positions, wanted)
+        sampled_indices = torch.tensor(list(line_of_index), dtype=torch.long, device=self._device)
+        logits = self._compute_logits(step, step.ids, step.positions, sampled_indices)
         for row in step.rows:
             row.computed = row.planned
         copy_to_followers(followers)
         self.counts["steps"] += 1
         self.counts["computed_tokens"] += step.ids.shape[1]
         if drawing:
-            if lines != list(range(len(place))):
+            if lines != list(range(len(line_of_index))):
                 logits = logits[torch.tensor(lines, device=self._device)]
             self._deliver_tokens(drawing, self._draw_tokens(drawing, logits))
 
@@ -355,7 +355,7 @@ class TransformersEngine:
 
     def _deliver_tokens(self, rows: list[Row], drawn: DrawnTokens) -> None:
         """Append each row's token and send due chunks."""
-        ended: list[Row] = []
+        finished: list[Row] = []
         for k, row in enumerate(rows):
             call: InflightRequest = row.call
             token = drawn.ids[k]
@@ -370,13 +370,13 @@ class TransformersEngine:
                 self.counts["prompt_tokens"] += len(call.request.prompt_ids)
             if token in call.request.sampling.stop_ids or call.drawn == call.limit:
                 self._queue_chunk(call, "stop" if token in call.request.sampling.stop_ids else "length")
-                ended.append(row)
+                finished.append(row)
                 continue
             if row.known == row.pool.capacity:
                 self._rows.grow(row)
             row.append(token)
-        if ended:
-            self._rows.retire(ended)
+        if finished:
+            self._rows.retire(finished)
         if time.monotonic() - self._sent > SEND_EVERY:
             self._flush_chunks()
         self._outbox.send()

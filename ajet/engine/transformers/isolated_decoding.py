@@ -49,23 +49,23 @@ def decode_sequences(
     if shared:
         placed[1].depth = 1
         pieces[1] = Piece(placed[1], shared, placed[1].known - shared, placed[0])
-    found = []
+    step_logits = []
     for turn in range(count):
         logits = _run_step(forward, shape, placed, pieces)
-        found.append(logits)
+        step_logits.append(logits)
         for row, token in zip(placed, choose(turn, logits), strict=True):
             row.depth = 0
             row.append(token)
         pieces = [Piece(row, row.computed, 1) for row in placed]
-    return torch.stack(found, 1)
+    return torch.stack(step_logits, 1)
 
 
 def _run_step(forward: Forward, shape: Shape, rows: list[Row], pieces: list[Piece]) -> Tensor:
     """Return the logits after each row's last token, shape [B, V]."""
     step = build_step(pieces, shape.device)
-    at = {id(row): index for row, index in step.sampled}
-    wanted = torch.tensor([at[id(row)] for row in rows], dtype=torch.long, device=shape.device)
-    logits = forward(step, step.ids, step.positions, wanted)
+    index_of_row = {id(row): index for row, index in step.sampled}
+    row_indices = torch.tensor([index_of_row[id(row)] for row in rows], dtype=torch.long, device=shape.device)
+    logits = forward(step, step.ids, step.positions, row_indices)
     for piece in pieces:
         piece.row.computed = piece.row.planned = piece.start + piece.length
     return logits
@@ -87,8 +87,8 @@ def require_eager_agreement(model: Any, forward: Forward, shape: Shape, vocabula
         UserError: the logits differ in every draw.
     """
     for seed in range(1 if shape.dtype == torch.float32 else DRAWS):
-        draw = np.random.default_rng(seed)
-        sequences = [draw.integers(0, vocabulary, size + REPLY) for size in LENGTHS]
+        rng = np.random.default_rng(seed)
+        sequences = [rng.integers(0, vocabulary, size + REPLY) for size in LENGTHS]
         sequences[1][:PREFIX] = sequences[0][:PREFIX]
         if logits_match(*compute_both_logits(model, forward, shape, sequences), shape.dtype):
             return
@@ -102,7 +102,7 @@ def require_eager_agreement(model: Any, forward: Forward, shape: Shape, vocabula
 
 def compute_both_logits(model: Any, forward: Forward, shape: Shape, sequences: list[Any]) -> tuple[Tensor, Tensor]:
     """Return the logits of the sequences' last tokens by the engine and by the eager model, [B, REPLY, V] each."""
-    found = decode_sequences(
+    decoded = decode_sequences(
         forward,
         shape,
         [ids[:-REPLY] for ids in sequences],
@@ -113,4 +113,4 @@ def compute_both_logits(model: Any, forward: Forward, shape: Shape, sequences: l
     with torch.inference_mode(), use_attention(model, EAGER):
         logits = model(input_ids=pad_sequences(sequences, shape.device), use_cache=False).logits
     plain = [row[len(ids) - REPLY - 1 : len(ids) - 1] for row, ids in zip(logits, sequences, strict=True)]
-    return found, torch.stack(plain)
+    return decoded, torch.stack(plain)

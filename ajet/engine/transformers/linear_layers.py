@@ -119,13 +119,13 @@ def _read_kind(layer: torch.nn.Linear) -> tuple[int, int, bool]:
 
 def has_same_bits(layer: torch.nn.Linear) -> bool:
     """True if packed products of the layer equal torch's for every probed number of rows."""
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
         packed = _pack_weight(layer.weight)
         for count in PROBED:
-            given = torch.randn(count, layer.in_features, generator=draw).to(torch.bfloat16)
-            own = torch.nn.functional.linear(given, layer.weight, layer.bias)
-            if not torch.equal(_multiply_packed(given, packed, layer.bias), own):
+            inputs = torch.randn(count, layer.in_features, generator=generator).to(torch.bfloat16)
+            expected = torch.nn.functional.linear(inputs, layer.weight, layer.bias)
+            if not torch.equal(_multiply_packed(inputs, packed, layer.bias), expected):
                 return False
     return True
 
@@ -178,21 +178,21 @@ class MixedAdapters:
 
         def product(given: Tensor) -> Tensor:
             result: Tensor = base(given)
-            for adapter, at in self._parts:
+            for adapter, rows in self._parts:
                 if adapter not in down:
                     continue
-                if at is None:
+                if rows is None:
                     result = result + up[adapter](down[adapter](given)) * scaling[adapter]
                     continue
-                if given.dim() < 2 or int(at[-1]) >= given.shape[-2]:
+                if given.dim() < 2 or int(rows[-1]) >= given.shape[-2]:
                     raise UserError(
                         f"The layer {name} does not see the tokens of a batch one by one, so several adapters "
                         "cannot share it.",
                         where="ajet.trainer_common.lora.target_modules",
                         expected="linear layers that see every token of the batch",
                     )
-                change = up[adapter](down[adapter](given.index_select(-2, at))) * scaling[adapter]
-                result = result.index_add(given.dim() - 2, at, change)
+                change = up[adapter](down[adapter](given.index_select(-2, rows))) * scaling[adapter]
+                result = result.index_add(given.dim() - 2, rows, change)
             return result
 
         return product
@@ -204,10 +204,10 @@ def split_by_adapter(owners: Sequence[tuple[str | None, int]], device: torch.dev
         return []
     if len({adapter for adapter, _ in owners}) == 1:
         return [(str(owners[0][0]), None)]
-    found: dict[str, list[Tensor]] = {}
-    at = 0
+    rows_by_adapter: dict[str, list[Tensor]] = {}
+    offset = 0
     for adapter, count in owners:
         if adapter is not None:
-            found.setdefault(adapter, []).append(torch.arange(at, at + count))
-        at += count
-    return [(adapter, torch.cat(found[adapter]).to(device)) for adapter in sorted(found)]
+            rows_by_adapter.setdefault(adapter, []).append(torch.arange(offset, offset + count))
+        offset += count
+    return [(adapter, torch.cat(rows_by_adapter[adapter]).to(device)) for adapter in sorted(rows_by_adapter)]

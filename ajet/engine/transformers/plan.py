@@ -41,16 +41,18 @@ class NextTokens:
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """Return a mask of 0 or -inf to add to the scores, shape [n, capacity]; a window shows only its last keys."""
-        known = self.masks.get((window, dtype))
-        if known is None:
-            at = torch.arange(self.pool.capacity, device=self.lengths.device)
+        cached = self.masks.get((window, dtype))
+        if cached is None:
+            key_positions = torch.arange(self.pool.capacity, device=self.lengths.device)
             last = self.lengths[:, None]
-            hidden = at > last
+            hidden = key_positions > last
             if window is not None:
-                hidden |= at <= last - window
-            known = torch.zeros(hidden.shape, dtype=dtype, device=at.device).masked_fill_(hidden, float("-inf"))
-            self.masks[window, dtype] = known
-        return known
+                hidden |= key_positions <= last - window
+            cached = torch.zeros(hidden.shape, dtype=dtype, device=key_positions.device).masked_fill_(
+                hidden, float("-inf")
+            )
+            self.masks[window, dtype] = cached
+        return cached
 
 
 @dataclass(slots=True, eq=False)
@@ -72,15 +74,15 @@ class Stretch:
         """Return a mask [length, start + length], True if the token sees the key; None for plain causal attention."""
         if self.start == 0 and (window is None or self.length <= window):
             return None
-        known = self.masks.get(window)
-        if known is None:
+        cached = self.masks.get(window)
+        if cached is None:
             key = torch.arange(self.start + self.length, device=self.pool.shape.device)
             query = key[self.start :, None]
-            known = key <= query
+            cached = key <= query
             if window is not None:
-                known &= key > query - window
-            self.masks[window] = known
-        return known
+                cached &= key > query - window
+            self.masks[window] = cached
+        return cached
 
 
 @dataclass(slots=True, eq=False)
@@ -146,8 +148,8 @@ def build_step(pieces: list[Piece], device: torch.device) -> PlannedStep:
         sources = [p.source for p in members if p.source]
         copied = (sources[0].pool, _index_slots(np.array([s.slot for s in sources]), device)) if sources else None
         pool, stop = first.row.pool, first.start + first.length
-        at = _index_slots(slots, device)
-        stretches.append(Stretch(pool, begin, at, len(members), first.start, first.length, copied))
+        slot_index = _index_slots(slots, device)
+        stretches.append(Stretch(pool, begin, slot_index, len(members), first.start, first.length, copied))
         ids.append(pool.tokens[slots, first.start : stop].reshape(-1))
         positions.append(np.tile(np.arange(first.start, stop), len(members)))
         owners += [(p.row.adapter, first.length) for p in members]

@@ -49,9 +49,9 @@ class Rows:
         """Return the longest prefix of `prompt` in any row of the adapter, now or after the planned step."""
         best: tuple[int, Row | None] = (0, None)
         for pool in self.pools.values():
-            found = pool.shared(prompt, adapter)
-            if found[0] > best[0]:
-                best = found
+            shared_of_pool = pool.shared(prompt, adapter)
+            if shared_of_pool[0] > best[0]:
+                best = shared_of_pool
         return best
 
     def expect(self, rooms: list[int]) -> None:
@@ -237,22 +237,22 @@ class StepScheduler:
         """Assign a row to the call, and return the number of budget tokens used in the step."""
         prompt = np.ascontiguousarray(call.request.prompt_ids, dtype=np.int32)
         size = len(prompt)
-        room, adapter = _count_room(call), call.request.adapter
+        row_length, adapter = _count_room(call), call.request.adapter
         shared, other = self._rows.shared(prompt, adapter)
         if shared < MIN_SHARED_PREFIX or other is None:
             shared, other = 0, None
-        if other is not None and other.call is None and room <= other.pool.capacity:
+        if other is not None and other.call is None and row_length <= other.pool.capacity:
             start = min(shared, size - 1)
             self._rows.revive(other, prompt, start)
             row, source = other, None
         elif other is not None and shared == size == other.known and other.computed < size:
-            row = self._rows.place(prompt, room, adapter)
+            row = self._rows.place(prompt, row_length, adapter)
             row.call, row.planned, call.row = call, 0, row
             followers.append((row, other))
             return 0
         else:
             start = min(shared, size - 1)
-            row, source = self._rows.place(prompt, room, adapter), other
+            row, source = self._rows.place(prompt, row_length, adapter), other
         row.call, call.row, row.depth = call, row, 0
         if source is not None and source.computed >= start:
             _copy_prefix(source, row, start)
@@ -271,8 +271,8 @@ def _count_room(call: InflightRequest) -> int:
 def _copy_prefix(source: Row, into: Row, length: int) -> None:
     """Copy the first `length` keys and values of a row, over all layers."""
     for name in ("keys", "values"):
-        theirs, ours = getattr(source.pool, name), getattr(into.pool, name)
-        ours[:, into.slot, :, :length] = theirs[:, source.slot, :, :length]
+        origin, target = getattr(source.pool, name), getattr(into.pool, name)
+        target[:, into.slot, :, :length] = origin[:, source.slot, :, :length]
     into.computed = length
 
 
@@ -285,7 +285,7 @@ def copy_to_followers(pairs: list[tuple[Row, Row]]) -> None:
         slots = [row.slot for row in rows]
         length = leader.computed if leader.computed < rows[0].known else rows[0].known
         for name in ("keys", "values"):
-            theirs, ours = getattr(leader.pool, name), getattr(pool, name)
-            ours[:, slots, :, :length] = theirs[:, leader.slot, :, :length].unsqueeze(1)
+            origin, target = getattr(leader.pool, name), getattr(pool, name)
+            target[:, slots, :, :length] = origin[:, leader.slot, :, :length].unsqueeze(1)
         for row in rows:
             row.computed = row.planned = length

@@ -89,24 +89,24 @@ class Sampler:
         return ids_B, torch.stack([chosen_B, at_unit_B]).clamp_(_LEAST, 1.0).log_(), unit_BV
 
     def _compute_softmax(self, name: str, logits_BV: Tensor) -> Tensor:
-        room = self._reserve_memory(name, logits_BV)
+        buffer = self._reserve_memory(name, logits_BV)
         if logits_BV.device.type != "cpu":
-            return torch.softmax(logits_BV, -1, dtype=torch.float32, out=room)
+            return torch.softmax(logits_BV, -1, dtype=torch.float32, out=buffer)
         rows = _AT_ONCE * torch.get_num_threads()
-        for logits, out in zip(logits_BV.split(rows), room.split(rows), strict=True):
+        for logits, out in zip(logits_BV.split(rows), buffer.split(rows), strict=True):
             torch.softmax(logits, -1, dtype=torch.float32, out=out)
-        return room
+        return buffer
 
     def _copy_values(self, name: str, values_BV: Tensor) -> Tensor:
         return self._reserve_memory(name, values_BV).copy_(values_BV)
 
     def _reserve_memory(self, name: str, like: Tensor) -> Tensor:
         rows, vocabulary = like.shape
-        room = self._memory.get(name)
-        if room is None or room.shape[0] < rows or room.shape[1] != vocabulary or room.device != like.device:
-            room = torch.empty(rows, vocabulary, dtype=torch.float32, device=like.device)
-            self._memory[name] = room
-        return room[:rows]
+        buffer = self._memory.get(name)
+        if buffer is None or buffer.shape[0] < rows or buffer.shape[1] != vocabulary or buffer.device != like.device:
+            buffer = torch.empty(rows, vocabulary, dtype=torch.float32, device=like.device)
+            self._memory[name] = buffer
+        return buffer[:rows]
 
 
 _LEAST = torch.finfo(torch.float32).tiny
@@ -121,9 +121,9 @@ def _shape_probabilities(logits_BV: Tensor, settings: Sequence[Sampling]) -> Ten
     """Return probabilities [B, V] after temperature, top-k and top-p."""
     temperatures = torch.tensor([s.temperature for s in settings], device=logits_BV.device)
     scaled = logits_BV / temperatures[:, None]
-    cut = [b for b, s in enumerate(settings) if s.top_k > 0 or s.top_p < 1.0]
-    if cut:
-        scaled[cut] = _truncate_logits(scaled[cut], [settings[b] for b in cut])
+    truncated_rows = [b for b, s in enumerate(settings) if s.top_k > 0 or s.top_p < 1.0]
+    if truncated_rows:
+        scaled[truncated_rows] = _truncate_logits(scaled[truncated_rows], [settings[b] for b in truncated_rows])
     return scaled.softmax(-1)
 
 
@@ -165,9 +165,9 @@ def _truncate_logits(scaled_BV: Tensor, settings: Sequence[Sampling]) -> Tensor:
 
 
 def _list_alternatives(unit_BV: Tensor, wanted: list[int]) -> list[list[tuple[int, float]]]:
-    most = min(max(wanted, default=0), unit_BV.shape[1])
-    if most == 0:
+    largest = min(max(wanted, default=0), unit_BV.shape[1])
+    if largest == 0:
         return [[] for _ in wanted]
-    values, ids = unit_BV.topk(most, -1)
+    values, ids = unit_BV.topk(largest, -1)
     rows = zip(ids.tolist(), values.clamp(min=_LEAST).log().tolist(), wanted, strict=True)
     return [list(zip(i[:n], p[:n], strict=True)) for i, p, n in rows]

@@ -47,9 +47,9 @@ def env_service_of(experiment: Experiment) -> EnvService | None:
     reader = experiment.ajet.task_reader
     if reader.type == "env_service":
         return service_at(reader.env_service.env_url, SERVICE_KEY, reader.env_service.env_type)
-    used = experiment.ajet.environment.use
-    if used and is_service_url(used):
-        return service_at(used, KEY)
+    environment = experiment.ajet.environment.use
+    if environment and is_service_url(environment):
+        return service_at(environment, KEY)
     return None
 
 
@@ -77,15 +77,15 @@ def _find_world(used: str) -> PluginPart | None:
 
 def choose_environment(experiment: Experiment) -> ChosenEnvironment | None:
     """Return the experiment's environment, or None. Raises UserError."""
-    reader, used = experiment.ajet.task_reader, experiment.ajet.environment.use
-    if used and reader.type == "env_service":
+    reader, environment = experiment.ajet.task_reader, experiment.ajet.environment.use
+    if environment and reader.type == "env_service":
         raise ConfigError(
             "The tasks of an environment service run in that service, but environment.use sets another environment.",
             where=KEY,
             expected="null with ajet.task_reader.type: env_service",
         )
     service = env_service_of(experiment)
-    if experiment.ajet.environment.replay and (service is not None or is_world(used or "")):
+    if experiment.ajet.environment.replay and (service is not None or is_world(environment or "")):
         raise ConfigError(
             "A replay contains the tools' results only, but these tasks run in an environment with its own "
             "state, whose rewards and scores it does not contain.",
@@ -97,8 +97,8 @@ def choose_environment(experiment: Experiment) -> ChosenEnvironment | None:
     if service is not None:
         preference = reader.env_service.env_action_preference if reader.type == "env_service" else None
         return ChosenEnvironment(service, {} if preference is None else {"env_action_preference": preference})
-    world = _find_world(used or "")
+    world = _find_world(environment or "")
     if world is None:
         return None
     serve_world: Callable[[str, Path], ChosenEnvironment] = load_code(world.code)
-    return serve_world(used or "", experiment.base)
+    return serve_world(environment or "", experiment.base)

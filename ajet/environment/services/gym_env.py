@@ -80,20 +80,20 @@ class GymEnv:
 
     def step(self, action: Any, params: Mapping[str, Any] | None = None) -> Step:
         """Send an action (a text or message) once and return the result."""
-        message, began = as_message(action), time.time()
+        message, started = as_message(action), time.time()
         try:
             with self._note_loss():
                 data = self._require_data(
                     "step", self._request_service("step", messages=message, params=params, within=self._time_left())
                 )
-                seen = _join_contents(self._read_messages("step", data))
+                observation = _join_contents(self._read_messages("step", data))
                 reward = self._read_number("step", data.get("reward"))
         except EnvironmentFailure as problem:
-            self._record_use(message, str(problem), began, "environment")
+            self._record_use(message, str(problem), started, "environment")
             raise
         info = data.get("info")
-        step = Step(seen, reward, bool(data.get("is_terminated")), info if isinstance(info, dict) else {})
-        self._record_use(message, str(seen), began, "arguments" if step.info.get("invalid_action") else "")
+        step = Step(observation, reward, bool(data.get("is_terminated")), info if isinstance(info, dict) else {})
+        self._record_use(message, str(observation), started, "arguments" if step.info.get("invalid_action") else "")
         return step
 
     async def astep(self, action: Any, params: Mapping[str, Any] | None = None) -> Step:
@@ -164,12 +164,12 @@ class GymEnv:
 
     def _read_messages(self, request: str, data: Mapping[str, Any]) -> list[Message]:
         state = data.get("state")
-        found = [state] if isinstance(state, dict) else state
-        if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
+        messages = [state] if isinstance(state, dict) else state
+        if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
             raise self.service.wrong(request, f"contains no state, which must be a list of messages: {data!r:.200}")
-        if bad := next((each for each in found if "content" not in each), None):
+        if bad := next((each for each in messages if "content" not in each), None):
             raise self.service.wrong(request, f"contains a message without content: {bad!r:.200}")
-        return [{"role": "user", **each} for each in found]
+        return [{"role": "user", **each} for each in messages]
 
     def _read_number(self, request: str, value: Any) -> float:
         if value is None:
@@ -182,8 +182,10 @@ class GymEnv:
         if self.on_use is None:
             return
         name, arguments, call_id = _as_call(message)
-        place = self.service.url
-        self.on_use(ToolUse(name, arguments, result, compute_digest(result), began, time.time(), error, place, call_id))
+        service_url = self.service.url
+        self.on_use(
+            ToolUse(name, arguments, result, compute_digest(result), began, time.time(), error, service_url, call_id)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "on_use": None, "until": self.over_at}

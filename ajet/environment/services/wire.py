@@ -51,10 +51,10 @@ class EnvService:
     def task_ids(self, split: str) -> list[str]:
         """The tasks of a split. Raises EnvironmentFailure."""
         answer = self.ask("get_env_profile", params={"split": split})
-        found = answer.get("data", answer.get("task_ids"))
-        if not isinstance(found, list):
+        task_id_list = answer.get("data", answer.get("task_ids"))
+        if not isinstance(task_id_list, list):
             raise self.wrong("get_env_profile", f"contains no list of tasks: {_shorten_answer(answer)}")
-        return [str(each) for each in found]
+        return [str(each) for each in task_id_list]
 
     def ask(
         self,
@@ -77,17 +77,17 @@ class EnvService:
         }
         body = json.dumps(fields, default=str).encode()
         seconds = self.seconds or SECONDS.get(request, OTHERWISE_S)
-        over = math.inf if within is None else time.monotonic() + within
+        deadline = math.inf if within is None else time.monotonic() + within
         failure: _NotSentError | _UnansweredError | None = None
         for number in range(1, TRIES + 1):
             try:
-                return self._send_once(request, body, max(0.001, min(seconds, over - time.monotonic())))
+                return self._send_once(request, body, max(0.001, min(seconds, deadline - time.monotonic())))
             except (_NotSentError, _UnansweredError) as problem:
                 failure = problem
                 if isinstance(problem, _UnansweredError) and request not in REPEATABLE:
                     break
             pause = PAUSE_S * number
-            if number == TRIES or time.monotonic() + pause >= over:
+            if number == TRIES or time.monotonic() + pause >= deadline:
                 break
             time.sleep(pause)
         raise EnvironmentFailure(f"the environment service at {self.url}, /{request}: {failure}") from failure
@@ -115,8 +115,8 @@ class EnvService:
             except TimeoutError:
                 raise _UnansweredError(f"no answer within {seconds:.3g} s") from None
             except (OSError, http.client.HTTPException) as problem:
-                why = f"{type(problem).__name__}: {problem}".removesuffix(": ")
-                raise _UnansweredError(f"the connection broke before the answer was complete ({why})") from problem
+                reason = f"{type(problem).__name__}: {problem}".removesuffix(": ")
+                raise _UnansweredError(f"the connection broke before the answer was complete ({reason})") from problem
         finally:
             connection.close()
         if len(raw) > LONGEST:
@@ -136,11 +136,11 @@ class EnvService:
         return answer
 
     def _open_connection(self, seconds: float) -> http.client.HTTPConnection:
-        place = parse_address(self.url)
-        if place is None or place.hostname is None:
+        address = parse_address(self.url)
+        if address is None or address.hostname is None:
             raise _NotSentError(f"{self.url} is not a URL such as http://127.0.0.1:8080")
-        kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
-        connection = kind(place.hostname, place.port, timeout=max(0.001, seconds))
+        kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+        connection = kind(address.hostname, address.port, timeout=max(0.001, seconds))
         try:
             connection.connect()
         except (OSError, ssl.SSLError) as problem:
@@ -173,11 +173,11 @@ def _read_body(connection: http.client.HTTPConnection, response: http.client.HTT
     parts: list[bytes] = []
     length = 0
     while length <= LONGEST:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError
         if connection.sock is not None:
-            connection.sock.settimeout(left)
+            connection.sock.settimeout(remaining)
         part = response.read1(1 << 16)
         if not part:
             if response.length:

@@ -193,9 +193,9 @@ class _ChunkWriter:
                 return self._write_plain(choice, f'{{"content":{encode_basestring_ascii(delta["content"])}}}')
         deltas = chunk.deltas or ([{"content": ""}] if self._options.logprobs and len(chunk.ids) else [])
         events: list[bytes] = []
-        for at, delta in enumerate(deltas):
+        for index, delta in enumerate(deltas):
             logprobs = None
-            if self._options.logprobs and at == 0:
+            if self._options.logprobs and index == 0:
                 logprobs = self._dialect.format_logprobs(self._options, chunk.ids, chunk.logprobs, chunk.top)
             body = _ENCODE({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None})
             events.append(f"{self._before}{body}{self._after}".encode())
@@ -288,34 +288,34 @@ def _read_message(message: Any, where: str, images: list[str]) -> dict[str, Any]
     if role not in _ROLES:
         raise fields.invalid_value(f"{where}.role", "one of " + ", ".join(_ROLES))
     calls = message.get("tool_calls") if role == "assistant" else None
-    read: dict[str, Any] = {"role": role}
+    checked: dict[str, Any] = {"role": role}
     content: Any = fields.read_content(message.get("content"), f"{where}.content", images if role == "user" else None)
     if role == "assistant":
         if message.get("function_call"):
             raise fields.unsupported_value(f"{where}.function_call", "use tool_calls.")
-        read["content"] = content if content or not calls else None
-        if read["content"] is None and not calls:
-            read["content"] = ""
+        checked["content"] = content if content or not calls else None
+        if checked["content"] is None and not calls:
+            checked["content"] = ""
         thought = message.get("reasoning_content") or message.get("reasoning")
         if isinstance(thought, str):
-            read["reasoning_content"] = thought
+            checked["reasoning_content"] = thought
         if calls:
-            read["tool_calls"] = _read_tool_calls(calls, f"{where}.tool_calls")
+            checked["tool_calls"] = _read_tool_calls(calls, f"{where}.tool_calls")
     elif content is None:
         raise fields.invalid_value(f"{where}.content", "a string or a list of text blocks")
     else:
-        read["content"] = content
+        checked["content"] = content
     for name in ("name", "tool_call_id"):
         if message.get(name) is not None:
-            read[name] = fields.check_text(message[name], f"{where}.{name}")
-    return read
+            checked[name] = fields.check_text(message[name], f"{where}.{name}")
+    return checked
 
 
 def _read_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """Return the checked tool calls of a message, with arguments as JSON text."""
     if not isinstance(calls, list):
         raise fields.invalid_value(where, "a list of tool calls")
-    read: list[dict[str, Any]] = []
+    checked_calls: list[dict[str, Any]] = []
     for index, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
@@ -329,8 +329,8 @@ def _read_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         checked: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments or ""}}
         if call.get("id") is not None:
             checked["id"] = fields.check_text(call["id"], f"{where}[{index}].id")
-        read.append(checked)
-    return read
+        checked_calls.append(checked)
+    return checked_calls
 
 
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
@@ -340,19 +340,19 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
     if not isinstance(value, list):
         raise fields.invalid_value("tools", "a list of tools")
     for index, tool in enumerate(value):
-        where = f"tools[{index}]"
+        location = f"tools[{index}]"
         if not isinstance(tool, dict):
-            raise fields.invalid_value(where, "an object")
+            raise fields.invalid_value(location, "an object")
         if tool.get("type") != "function":
-            raise fields.unsupported_tool(f"{where}.type", tool.get("type"))
+            raise fields.unsupported_tool(f"{location}.type", tool.get("type"))
         function = tool.get("function")
         if not isinstance(function, dict):
-            raise fields.invalid_value(f"{where}.function", "an object")
-        fields.check_text(function.get("name"), f"{where}.function.name")
+            raise fields.invalid_value(f"{location}.function", "an object")
+        fields.check_text(function.get("name"), f"{location}.function.name")
         if not isinstance(function.get("description") or "", str):
-            raise fields.invalid_value(f"{where}.function.description", "a string")
-        strict = fields.read_boolean(function, "strict", False, f"{where}.function")
-        fields.check_parameters(function.get("parameters"), f"{where}.function.parameters", strict=strict)
+            raise fields.invalid_value(f"{location}.function.description", "a string")
+        strict = fields.read_boolean(function, "strict", False, f"{location}.function")
+        fields.check_parameters(function.get("parameters"), f"{location}.function.parameters", strict=strict)
     return value
 
 

@@ -162,13 +162,13 @@ class _LogprobFormatter:
         if self._decode is None or self._text is None or not len(ids):
             return None
         tokens, offsets, others = [], [], []
-        for at, token in enumerate(ids):
+        for index, token in enumerate(ids):
             token_text = self._decode([token])
             tokens.append(token_text)
             offsets.append(self._offset)
             self._offset += len(self._text.feed([token]))
-            likely = {self._decode([other]): float(value) for other, value in (top[at] if at < len(top) else [])}
-            others.append({**dict(list(likely.items())[: self._count]), token_text: float(logprobs[at])})
+            likely = {self._decode([other]): float(value) for other, value in (top[index] if index < len(top) else [])}
+            others.append({**dict(list(likely.items())[: self._count]), token_text: float(logprobs[index])})
         return {
             "tokens": tokens,
             "token_logprobs": [float(value) for value in logprobs],

@@ -144,15 +144,15 @@ def select_effective(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, .
     """
     if neutral.keys().isdisjoint(body):  # most requests
         return {}
-    found = {}
+    effective = {}
     for name, values in neutral.items():
         value = body.get(name)
         if value is None or value in values:
             continue
         if name == "logit_bias" and isinstance(value, dict) and not any(value.values()):
             continue
-        found[name] = value
-    return found
+        effective[name] = value
+    return effective
 
 
 def read_content(content: Any, where: str, images: list[str] | None = None) -> Any:

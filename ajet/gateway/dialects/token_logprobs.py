@@ -20,8 +20,8 @@ def build_token_logprobs(
 ) -> list[dict[str, Any]]:
     """Return an entry for each token with its `count` likeliest alternatives. Shapes [R]; `top` may be shorter."""
     entries = []
-    for at, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
-        others = top[at][:count] if at < len(top) else []
+    for index, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
+        others = top[index][:count] if index < len(top) else []
         alternatives = [_build_entry(decode, *other) for other in others]
         entries.append({**_build_entry(decode, token, logprob), "top_logprobs": alternatives})
     return entries

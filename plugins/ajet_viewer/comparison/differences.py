@@ -47,8 +47,8 @@ class GroupDifference:
             return line + "no held-out results of both"
         tasks = "different tasks" if self.by_task is None else self.by_task.describe_difference().removesuffix(CHANCE)
         form, wide = ("+.1%", ".1%") if self.quantity == "success" else ("+.3g", ".2g")
-        over = f"{self.runs[0]} seeds" if self.is_paired else f"{self.runs[0]} and {self.runs[1]} runs"
-        runs = f"over {over} {self.difference:{form}}{plus_minus(self.error, wide)}"
+        run_counts = f"{self.runs[0]} seeds" if self.is_paired else f"{self.runs[0]} and {self.runs[1]} runs"
+        runs = f"over {run_counts} {self.difference:{form}}{plus_minus(self.error, wide)}"
         if min(self.runs) < 2:
             return f"{line}{tasks}; other seeds: unknown, because a group has one run"
         return f"{line}{tasks}; {runs}" + ("" if self.is_real else CHANCE)
@@ -98,6 +98,6 @@ def _compare_pair(comparison: RunComparison, before: RunGroup, after: RunGroup) 
 
 def _have_same_tasks(before: RunGroup, after: RunGroup) -> bool:
     """True if all runs played tasks with equal ids and questions."""
-    played = [{a.task: a.question for a in run.attempts} for group in (before, after) for run in group.runs]
-    played = [tasks for tasks in played if tasks]
-    return bool(played) and all(tasks == played[0] for tasks in played)
+    questions_by_run = [{a.task: a.question for a in run.attempts} for group in (before, after) for run in group.runs]
+    questions_by_run = [tasks for tasks in questions_by_run if tasks]
+    return bool(questions_by_run) and all(tasks == questions_by_run[0] for tasks in questions_by_run)

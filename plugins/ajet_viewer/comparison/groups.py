@@ -108,8 +108,8 @@ class RunComparison:
     def score_seeds(self, group: RunGroup) -> dict[int, float]:
         """Return the held-out mean by seed; empty unless every run has a recorded seed of its own."""
         scored = [(run.seed, scores) for run in group.runs if (scores := self.score_run(run))]
-        found = {seed: fmean(scores.values()) for seed, scores in scored if seed is not None}
-        return found if len(found) == len(scored) else {}
+        mean_by_seed = {seed: fmean(scores.values()) for seed, scores in scored if seed is not None}
+        return mean_by_seed if len(mean_by_seed) == len(scored) else {}
 
     def pool_attempts(self, group: RunGroup) -> Scores:
         """Return the held-out attempts of all runs of a group as scores by task."""
@@ -126,12 +126,12 @@ def read_comparison(arguments: Sequence[str], root: Path) -> RunComparison:
     Raises:
         UserError: A run does not exist or has no metrics.
     """
-    named: dict[str, dict[Path, ComparedRun]] = {}
+    runs_by_label: dict[str, dict[Path, ComparedRun]] = {}
     for argument in arguments:
         label, folders = _parse_group(argument, root)
         for folder in folders:
-            named.setdefault(label, {}).setdefault(folder.resolve(), read_run(folder, root))
-    groups = [RunGroup(label, list(runs.values())) for label, runs in named.items()]
+            runs_by_label.setdefault(label, {}).setdefault(folder.resolve(), read_run(folder, root))
+    groups = [RunGroup(label, list(runs.values())) for label, runs in runs_by_label.items()]
     held_out = [run.attempts for group in groups for run in group.runs if run.attempts]
     is_judged = bool(held_out) and all(Scores(attempts).has_success_verdicts for attempts in held_out)
     lowest = failure_reward(attempt for attempts in held_out for attempt in attempts)
@@ -153,8 +153,8 @@ def sum_cost(rows: Sequence[Mapping[str, Any]]) -> RunCost:
     """Return the steps, seconds and processor seconds of rows of metrics."""
     seconds = sum((row.get("seconds/step") or 0.0) + (row.get("seconds/validation") or 0.0) for row in rows)
     steps = [row for row in rows if "seconds/step" in row]
-    known = [row["seconds/processor"] for row in steps if row.get("seconds/processor") is not None]
-    return RunCost(len(steps), seconds, sum(known) if known and len(known) == len(steps) else None)
+    cpu_seconds = [row["seconds/processor"] for row in steps if row.get("seconds/processor") is not None]
+    return RunCost(len(steps), seconds, sum(cpu_seconds) if cpu_seconds and len(cpu_seconds) == len(steps) else None)
 
 
 def _last_validation(rows: Sequence[Mapping[str, Any]]) -> int | None:
@@ -182,12 +182,12 @@ def _parse_group(argument: str, root: Path) -> tuple[str, list[Path]]:
 def _find_runs(name: str, root: Path) -> list[Path]:
     if not has_magic(name):
         return [require_run(name, root, holding=METRICS, expected="a run that has recorded metrics")]
-    found = [Path(each).parent for each in sorted(glob(str(root / name / METRICS)) or glob(f"{name}/{METRICS}"))]
-    if not found:
+    run_folders = [Path(each).parent for each in sorted(glob(str(root / name / METRICS)) or glob(f"{name}/{METRICS}"))]
+    if not run_folders:
         raise UserError(
             f"No run matches {name}.",
             where=str(root),
             expected=EXPECTED,
             do=f"{format_list_command(root)} lists the runs",
         )
-    return found
+    return run_folders

@@ -73,12 +73,12 @@ def list_rows(comparison: RunComparison) -> Iterator[dict[str, Any]]:
     for group in comparison.groups:
         for run in group.runs:
             for index, row in enumerate(run.rows):
-                found = {name: row.get(metric) for name, metric in METRICS.items()}
-                if all(value is None for value in found.values()):
+                values = {name: row.get(metric) for name, metric in METRICS.items()}
+                if all(value is None for value in values.values()):
                     continue
                 cost = sum_cost(run.rows[: index + 1])
                 costs = {"minutes": round(cost.seconds / 60, 4), "processor_seconds": cost.processor}
-                yield {"group": group.label, "run": run.name, "seed": run.seed, "step": row["step"], **costs, **found}
+                yield {"group": group.label, "run": run.name, "seed": run.seed, "step": row["step"], **costs, **values}
 
 
 def write_csv(comparison: RunComparison, file: Path) -> None:
@@ -136,8 +136,8 @@ def average_curves(curves: Sequence[Points]) -> list[tuple[float, float, float |
     if not values:
         return []
     steps = sorted(set(values[0]).intersection(*values))
-    found = [(step, [curve[step] for curve in values]) for step in steps]
-    return [(step, fmean(at_step), half_width(at_step)) for step, at_step in found]
+    values_by_step = [(step, [curve[step] for curve in values]) for step in steps]
+    return [(step, fmean(at_step), half_width(at_step)) for step, at_step in values_by_step]
 
 
 def _print_results(comparison: RunComparison) -> None:
@@ -181,14 +181,14 @@ def _print_costs_to(comparison: RunComparison, target: float) -> None:
         table.add_column(name, justify="right")
     for group in comparison.groups:
         costs = [run.cost_to(comparison.quantity, target) for run in group.runs]
-        found = [cost for cost in costs if cost is not None]
-        processor = [cost.processor for cost in found if cost.processor is not None]
+        known_costs = [cost for cost in costs if cost is not None]
+        processor = [cost.processor for cost in known_costs if cost.processor is not None]
         table.add_row(
             printable(group.label),
-            f"{len(found)} of {len(costs)}",
-            f"{median(cost.steps for cost in found):g}" if found else "–",
-            f"{median(cost.seconds for cost in found) / 60:.1f}" if found else "–",
-            f"{median(processor):.0f}" if found and len(processor) == len(found) else "–",
+            f"{len(known_costs)} of {len(costs)}",
+            f"{median(cost.steps for cost in known_costs):g}" if known_costs else "–",
+            f"{median(cost.seconds for cost in known_costs) / 60:.1f}" if known_costs else "–",
+            f"{median(processor):.0f}" if known_costs and len(processor) == len(known_costs) else "–",
         )
     console.print(f"\nMedian cost to a held-out {comparison.quantity} of {target:g}", style="dim")
     console.print(table)

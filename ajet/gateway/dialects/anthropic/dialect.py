@@ -120,7 +120,7 @@ def _parse_request(body: Mapping[str, Any], caller: Caller) -> tuple[ParsedReque
     fields.refuse_unknown(body, TAKEN)
     model = fields.read_model(body)
     tools = read_tools(body.get("tools"))
-    choice, named, several = read_tool_choice(body, tools)
+    choice, named_tool, several = read_tool_choice(body, tools)
     thinking, budget = _read_thinking(body.get("thinking"))
     notes = {"model": model, "thinking_budget": budget}
     images: list[str] = []
@@ -132,7 +132,7 @@ def _parse_request(body: Mapping[str, Any], caller: Caller) -> tuple[ParsedReque
         images=tuple(images),
         tools=tools,
         tool_choice=choice,
-        named_tool=named,
+        named_tool=named_tool,
         parallel_tool_calls=several,
         max_tokens=fields.read_integer(body, "max_tokens", 1, 1 << 31),
         **fields.read_sampling(body),
@@ -187,22 +187,24 @@ def _read_effort(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the JSON schema of the reply, from `output_config.format` or `output_format`. None: any text."""
-    config, where = body.get("output_config"), "output_config"
+    config, location = body.get("output_config"), "output_config"
     if config is None:
         config = {}
     if not isinstance(config, dict):
-        raise fields.invalid_value(where, "an object")
+        raise fields.invalid_value(location, "an object")
     for name in config:
         if name not in ("format", "effort") and config[name] is not None:
-            raise fields.unsupported_value(f"{where}.{name}", "this server does not support the setting; leave it out.")
-    wanted, where = config.get("format"), "output_config.format"
-    if wanted is None:
-        wanted, where = body.get("output_format"), "output_format"
-    if wanted is None:
+            raise fields.unsupported_value(
+                f"{location}.{name}", "this server does not support the setting; leave it out."
+            )
+    output_format, location = config.get("format"), "output_config.format"
+    if output_format is None:
+        output_format, location = body.get("output_format"), "output_format"
+    if output_format is None:
         return None
-    if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
-        raise fields.invalid_value(f"{where}.type", "'json_schema'")
-    return fields.check_schema(wanted.get("schema"), f"{where}.schema")
+    if not isinstance(output_format, dict) or output_format.get("type") != "json_schema":
+        raise fields.invalid_value(f"{location}.type", "'json_schema'")
+    return fields.check_schema(output_format.get("schema"), f"{location}.schema")
 
 
 def model_info(name: str, max_input_tokens: int, max_tokens: int) -> dict[str, Any]:
@@ -245,9 +247,9 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
     try:
         return read_chat_tools(tools)
     except Refused as refused:
-        where = (refused.param or "").replace(".function.parameters", ".input_schema").replace(".function.", ".")
-        message = refused.message.replace(refused.param or "\0", where)
-        raise Refused(message, status=refused.status, code=refused.code, param=where) from None
+        location = (refused.param or "").replace(".function.parameters", ".input_schema").replace(".function.", ".")
+        message = refused.message.replace(refused.param or "\0", location)
+        raise Refused(message, status=refused.status, code=refused.code, param=location) from None
 
 
 def _read_tool(tool: Any, where: str) -> dict[str, Any]:

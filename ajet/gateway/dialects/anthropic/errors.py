@@ -36,6 +36,6 @@ def error_body(refused: Refused, request_id: str | None = None) -> dict[str, Any
     error: dict[str, Any] = {"type": kind, "message": message}
     param = "output_config.format" if refused.param == "response_format" else refused.param
     details = {"error_code": refused.code, "param": param}
-    if known := {name: value for name, value in details.items() if value is not None}:
-        error["details"] = known
+    if set_details := {name: value for name, value in details.items() if value is not None}:
+        error["details"] = set_details
     return {"type": "error", "error": error} | ({"request_id": request_id} if request_id else {})

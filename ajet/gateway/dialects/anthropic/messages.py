@@ -39,21 +39,21 @@ def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
     """
     if not isinstance(value, list) or not value:
         raise invalid_value("messages", "a non-empty list of messages")
-    read: list[dict[str, Any]] = []
+    messages_read: list[dict[str, Any]] = []
     for index, message in enumerate(value):
-        where = f"messages[{index}]"
+        location = f"messages[{index}]"
         if not isinstance(message, dict):
-            raise invalid_value(where, "an object")
+            raise invalid_value(location, "an object")
         role, content = message.get("role"), message.get("content")
         if role == "user":
-            read += _read_user(content, f"{where}.content", images)
+            messages_read += _read_user(content, f"{location}.content", images)
         elif role == "assistant":
-            read.append(_read_assistant(content, f"{where}.content"))
+            messages_read.append(_read_assistant(content, f"{location}.content"))
         elif role == "system":
-            read.append({"role": "system", "content": _read_text(content, f"{where}.content")})
+            messages_read.append({"role": "system", "content": _read_text(content, f"{location}.content")})
         else:
-            raise invalid_value(f"{where}.role", "'user', 'assistant' or 'system'")
-    return read
+            raise invalid_value(f"{location}.role", "'user', 'assistant' or 'system'")
+    return messages_read
 
 
 def _list_blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
@@ -84,10 +84,10 @@ def _read_string(block: dict[str, Any], name: str, where: str) -> str:
 
 def _read_text(content: Any, where: str, *, skip: str | None = None) -> str:
     parts: list[str] = []
-    for block, place in _list_blocks(content, where):
+    for block, location in _list_blocks(content, where):
         if block.get("type") != "text":
-            raise _build_misplaced(block, place, "'text'")
-        text = _read_string(block, "text", place)
+            raise _build_misplaced(block, location, "'text'")
+        text = _read_string(block, "text", location)
         if skip is None or not text.startswith(skip):
             parts.append(text)
     return "".join(parts)
@@ -95,30 +95,30 @@ def _read_text(content: Any, where: str, *, skip: str | None = None) -> str:
 
 def _read_user(content: Any, where: str, images: list[str]) -> list[dict[str, Any]]:
     """Return a user's turn as messages: each tool result is a message of its own, the rest is joined."""
-    read: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     parts: list[Any] = []
 
     def add_message() -> None:
         pictures = any(not isinstance(part, str) for part in parts)
-        read.append({"role": "user", "content": build_parts(parts) if pictures else "".join(parts)})
+        messages.append({"role": "user", "content": build_parts(parts) if pictures else "".join(parts)})
         parts.clear()
 
-    for block, place in _list_blocks(content, where):
+    for block, location in _list_blocks(content, where):
         kind = block.get("type")
         if kind == "text":
-            parts.append(_read_string(block, "text", place))
+            parts.append(_read_string(block, "text", location))
         elif kind == "tool_result":
             if parts:
                 add_message()
-            read.append(_read_tool_result(block, place))
+            messages.append(_read_tool_result(block, location))
         elif kind == "image":
-            images.append(f"{place}.type")
-            parts.append(read_image(block, place))
+            images.append(f"{location}.type")
+            parts.append(read_image(block, location))
         else:
-            raise _build_misplaced(block, place, "'text', 'image' or 'tool_result' in a message of the role 'user'")
-    if parts or not read:
+            raise _build_misplaced(block, location, "'text', 'image' or 'tool_result' in a message of the role 'user'")
+    if parts or not messages:
         add_message()
-    return read
+    return messages
 
 
 def _read_tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
@@ -138,33 +138,33 @@ def _read_assistant(content: Any, where: str) -> dict[str, Any]:
     parts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
-    for block, place in _list_blocks(content, where):
+    for block, location in _list_blocks(content, where):
         kind = block.get("type")
         if kind == "text":
-            parts.append(_read_string(block, "text", place))
+            parts.append(_read_string(block, "text", location))
         elif kind == "thinking":
-            thoughts.append(_read_string(block, "thinking", place))
+            thoughts.append(_read_string(block, "thinking", location))
         elif kind == "tool_use":
-            calls.append(_read_tool_use(block, place))
+            calls.append(_read_tool_use(block, location))
         elif kind != "redacted_thinking":
             raise _build_misplaced(
-                block, place, "'text', 'thinking' or 'tool_use' in a message of the role 'assistant'"
+                block, location, "'text', 'thinking' or 'tool_use' in a message of the role 'assistant'"
             )
-    read: dict[str, Any] = {"role": "assistant", "content": "".join(parts)}
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(parts)}
     if thought := "".join(thoughts):
-        read["reasoning_content"] = thought
+        message["reasoning_content"] = thought
     if calls:
-        read["content"] = read["content"] or None
-        read["tool_calls"] = calls
-    return read
+        message["content"] = message["content"] or None
+        message["tool_calls"] = calls
+    return message
 
 
 def _read_tool_use(block: dict[str, Any], where: str) -> dict[str, Any]:
-    given = block.get("input")
-    if not isinstance(given, dict):
+    tool_input = block.get("input")
+    if not isinstance(tool_input, dict):
         raise invalid_value(f"{where}.input", "an object")
     function = {
         "name": check_text(block.get("name"), f"{where}.name"),
-        "arguments": json.dumps(given, ensure_ascii=False),
+        "arguments": json.dumps(tool_input, ensure_ascii=False),
     }
     return {"id": check_text(block.get("id"), f"{where}.id"), "type": "function", "function": function}

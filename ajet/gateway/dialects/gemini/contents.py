@@ -43,15 +43,15 @@ def read_contents(value: Any, images: list[str]) -> list[dict[str, Any]]:
         raise invalid_value("contents", "a non-empty list of contents")
     conversation = _Conversation(images)
     for index, content in enumerate(value):
-        where = f"contents[{index}]"
-        found = read_object(content, where, _CONTENT)
-        role = found.get("role", "user")
+        location = f"contents[{index}]"
+        entry = read_object(content, location, _CONTENT)
+        role = entry.get("role", "user")
         if role == "model":
-            conversation.add_reply(found.get("parts"), f"{where}.parts")
+            conversation.add_reply(entry.get("parts"), f"{location}.parts")
         elif role in ("user", "function"):
-            conversation.add_request(found.get("parts"), f"{where}.parts")
+            conversation.add_request(entry.get("parts"), f"{location}.parts")
         else:
-            raise invalid_value(f"{where}.role", "'user' or 'model'")
+            raise invalid_value(f"{location}.role", "'user' or 'model'")
     return conversation.messages
 
 
@@ -71,14 +71,14 @@ class _Conversation:
         if reply.get("role") != "assistant":
             reply = {"role": "assistant", "content": ""}
             self.messages.append(reply)
-        for kind, part, place in _list_parts(parts, where):
+        for kind, part, location in _list_parts(parts, where):
             if kind == "text":
                 name = "reasoning_content" if part.get("thought") else "content"
                 reply[name] = (reply.get(name) or "") + part["text"]
             elif kind == "functionCall":
-                reply.setdefault("tool_calls", []).append(self._read_call(part[kind], f"{place}.{kind}"))
+                reply.setdefault("tool_calls", []).append(self._read_call(part[kind], f"{location}.{kind}"))
             else:
-                raise invalid_value(place, "'text' or 'functionCall' in a content of the role 'model'")
+                raise invalid_value(location, "'text' or 'functionCall' in a content of the role 'model'")
         if reply.get("tool_calls"):
             reply["content"] = reply["content"] or None
 
@@ -86,17 +86,19 @@ class _Conversation:
         """Add a content of the user: each function response is a message of its own, the rest is joined."""
         joined: list[Any] = []
         count = len(self.messages)
-        for kind, part, place in _list_parts(parts, where):
+        for kind, part, location in _list_parts(parts, where):
             if kind == "text":
                 joined.append(part["text"])
             elif kind == "inlineData":
-                self._images.append(f"{place}.{kind}")
-                joined.append(_read_image(part[kind], f"{place}.{kind}"))
+                self._images.append(f"{location}.{kind}")
+                joined.append(_read_image(part[kind], f"{location}.{kind}"))
             elif kind == "functionResponse":
                 self._add_user(joined)
-                self.messages.append(self._read_response(part[kind], f"{place}.{kind}"))
+                self.messages.append(self._read_response(part[kind], f"{location}.{kind}"))
             else:
-                raise invalid_value(place, "'text', 'inlineData' or 'functionResponse' in a content of the role 'user'")
+                raise invalid_value(
+                    location, "'text', 'inlineData' or 'functionResponse' in a content of the role 'user'"
+                )
         if joined or len(self.messages) == count:
             self._add_user(joined or [""])
 
@@ -120,16 +122,16 @@ class _Conversation:
 
     def _read_response(self, value: Any, where: str) -> dict[str, Any]:
         """Return a function's response as a message. Without an id it answers the first open call of its name."""
-        found = read_object(value, where, ("id", "name", "response", "parts"))
-        if found.get("parts"):
+        response = read_object(value, where, ("id", "name", "response", "parts"))
+        if response.get("parts"):
             raise unsupported_value(f"{where}.parts", "this server supports 'response' only.")
-        name = check_text(found.get("name"), f"{where}.name")
-        known = [call for call in self._waiting if found.get("id", call[1]) == call[1] and call[0] == name]
-        number = check_text(found.get("id", known[0][1] if known else name), f"{where}.id")
-        self._waiting = [call for call in self._waiting if call not in known[:1]]
-        if not isinstance(found.get("response", {}), dict):
+        name = check_text(response.get("name"), f"{where}.name")
+        matching = [call for call in self._waiting if response.get("id", call[1]) == call[1] and call[0] == name]
+        number = check_text(response.get("id", matching[0][1] if matching else name), f"{where}.id")
+        self._waiting = [call for call in self._waiting if call not in matching[:1]]
+        if not isinstance(response.get("response", {}), dict):
             raise invalid_value(f"{where}.response", "an object")
-        return {"role": "tool", "tool_call_id": number, "content": _read_output(found.get("response", {}))}
+        return {"role": "tool", "tool_call_id": number, "content": _read_output(response.get("response", {}))}
 
 
 def _read_output(response: dict[str, Any]) -> str:
@@ -146,17 +148,17 @@ def _read_output(response: dict[str, Any]) -> str:
 
 def _list_parts(parts: Any, where: str) -> list[tuple[str, dict[str, Any], str]]:
     """Return each part as (kind, part, place). A part without content, such as a signature, is left out."""
-    found = []
+    listed_parts = []
     for index, value in enumerate(read_list(parts, where)):
-        place = f"{where}[{index}]"
-        part = read_object(value, place, _PART)
+        location = f"{where}[{index}]"
+        part = read_object(value, location, _PART)
         kinds = [kind for kind in _KINDS if kind in part]
         if len(kinds) > 1:
-            raise invalid_value(place, "one of " + ", ".join(_KINDS))
+            raise invalid_value(location, "one of " + ", ".join(_KINDS))
         if kinds == ["text"] and not isinstance(part["text"], str):
-            raise invalid_value(f"{place}.text", "a string")
-        found += [(kind, part, place) for kind in kinds]
-    return found
+            raise invalid_value(f"{location}.text", "a string")
+        listed_parts += [(kind, part, location) for kind in kinds]
+    return listed_parts
 
 
 def _read_image(value: Any, where: str) -> dict[str, Any]:

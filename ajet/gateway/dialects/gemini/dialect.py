@@ -76,14 +76,16 @@ class GeminiDialect:
         return error_body(refused)
 
     def _parse_request(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
-        given = read_object(body, "", _TOP)
-        config = {f"{_CONFIG}.{name}": value for name, value in read_object(given.get(_CONFIG, {}), _CONFIG).items()}
+        request_body = read_object(body, "", _TOP)
+        config = {
+            f"{_CONFIG}.{name}": value for name, value in read_object(request_body.get(_CONFIG, {}), _CONFIG).items()
+        }
         fields.refuse_unknown(config, TAKEN)
-        model = fields.read_model(given)
+        model = fields.read_model(request_body)
         images: list[str] = []
-        inert = fields.select_set(given, INERT)
-        tools = read_tools(given.get("tools"), inert)
-        choice, named = read_tool_choice(given.get("toolConfig", {}), tools)
+        inert = fields.select_set(request_body, INERT)
+        tools = read_tools(request_body.get("tools"), inert)
+        choice, named_tool = read_tool_choice(request_body.get("toolConfig", {}), tools)
         shows_thoughts, thinking = _read_thinking(config)
         effort = {"reasoning_effort": thinking.pop("level")} if "level" in thinking else {}
         _check_rest(config)
@@ -91,11 +93,14 @@ class GeminiDialect:
             agent=caller.agent,
             target=caller.target,
             debug_model=caller.debug_model,
-            messages=[*read_system(given.get("systemInstruction")), *read_contents(given.get("contents"), images)],
+            messages=[
+                *read_system(request_body.get("systemInstruction")),
+                *read_contents(request_body.get("contents"), images),
+            ],
             images=tuple(images),
             tools=tools,
             tool_choice=choice,
-            named_tool=named,
+            named_tool=named_tool,
             max_tokens=fields.read_integer(config, f"{_CONFIG}.maxOutputTokens", 1, _MAX_TOKENS),
             **_read_sampling(config),
             stop=fields.read_stop(config.get(f"{_CONFIG}.stopSequences"), f"{_CONFIG}.stopSequences"),
@@ -129,10 +134,13 @@ class GeminiCountDialect(GeminiDialect):
 
     def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
         """Parse a request whose tokens are to be counted. Raises Refused."""
-        given = read_object(body, "")
-        if "generateContentRequest" in given:
-            given = {**read_object(given["generateContentRequest"], "generateContentRequest"), "model": given["model"]}
-        request = self._parse_request(given, caller)
+        request_body = read_object(body, "")
+        if "generateContentRequest" in request_body:
+            request_body = {
+                **read_object(request_body["generateContentRequest"], "generateContentRequest"),
+                "model": request_body["model"],
+            }
+        request = self._parse_request(request_body, caller)
         request.format_count = lambda tokens: {"totalTokens": tokens}
         return request
 
@@ -153,9 +161,13 @@ def _read_engine_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields for chat engines, by their names in Chat Completions."""
     names = {"presencePenalty": "presence_penalty", "frequencyPenalty": "frequency_penalty"}
     effective = fields.select_effective(config, NEUTRAL)
-    found = {ours: effective[f"{_CONFIG}.{name}"] for name, ours in names.items() if f"{_CONFIG}.{name}" in effective}
+    engine_fields = {
+        engine_name: effective[f"{_CONFIG}.{name}"]
+        for name, engine_name in names.items()
+        if f"{_CONFIG}.{name}" in effective
+    }
     seed = fields.read_integer(config, f"{_CONFIG}.seed", -(1 << 63), (1 << 63) - 1)
-    return found if seed is None else {**found, "seed": seed}
+    return engine_fields if seed is None else {**engine_fields, "seed": seed}
 
 
 def _read_format(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -165,29 +177,29 @@ def _read_format(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         raise fields.unsupported_value(
             f"{_CONFIG}.responseMimeType", "this server supports 'text/plain' and 'application/json' only."
         )
-    schema, where = config.get(f"{_CONFIG}.responseJsonSchema"), f"{_CONFIG}.responseJsonSchema"
+    schema, location = config.get(f"{_CONFIG}.responseJsonSchema"), f"{_CONFIG}.responseJsonSchema"
     if schema is None and (schema := config.get(f"{_CONFIG}.responseSchema")) is not None:
-        where = f"{_CONFIG}.responseSchema"
-        schema = convert_schema(schema, where)
+        location = f"{_CONFIG}.responseSchema"
+        schema = convert_schema(schema, location)
     if schema is None:
         return None if kind == "text/plain" else {}
     if kind == "text/plain":
-        raise fields.invalid_value(where, "'responseMimeType': 'application/json' in the same request")
-    return fields.check_schema(schema, where)
+        raise fields.invalid_value(location, "'responseMimeType': 'application/json' in the same request")
+    return fields.check_schema(schema, location)
 
 
 def _read_thinking(config: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
     """Return (True if thoughts are shown, the budget and level of thinking)."""
-    where = f"{_CONFIG}.thinkingConfig"
-    thinking = read_object(config.get(where, {}), where, ("includeThoughts", "thinkingBudget", "thinkingLevel"))
-    found: dict[str, Any] = {}
+    location = f"{_CONFIG}.thinkingConfig"
+    thinking = read_object(config.get(location, {}), location, ("includeThoughts", "thinkingBudget", "thinkingLevel"))
+    thinking_fields: dict[str, Any] = {}
     if "thinkingBudget" in thinking:
         if type(thinking["thinkingBudget"]) is not int:
-            raise fields.invalid_value(f"{where}.thinkingBudget", "an integer")
-        found["thinking_budget"] = thinking["thinkingBudget"]
+            raise fields.invalid_value(f"{location}.thinkingBudget", "an integer")
+        thinking_fields["thinking_budget"] = thinking["thinkingBudget"]
     if "thinkingLevel" in thinking:
-        found["level"] = fields.check_text(thinking["thinkingLevel"], f"{where}.thinkingLevel").lower()
-    return fields.read_boolean(thinking, "includeThoughts", False, where), found
+        thinking_fields["level"] = fields.check_text(thinking["thinkingLevel"], f"{location}.thinkingLevel").lower()
+    return fields.read_boolean(thinking, "includeThoughts", False, location), thinking_fields
 
 
 def _check_rest(config: Mapping[str, Any]) -> None:

@@ -25,12 +25,12 @@ def read_object(value: Any, where: str, known: Collection[str] | None = None) ->
     """
     if not isinstance(value, dict):
         raise invalid_value(where, "an object")
-    found = {_UNDERSCORE.sub(lambda match: match[1].upper(), name): each for name, each in value.items()}
-    found = {name: each for name, each in found.items() if each is not None}
+    entries = {_UNDERSCORE.sub(lambda match: match[1].upper(), name): each for name, each in value.items()}
+    entries = {name: each for name, each in entries.items() if each is not None}
     if known is not None:
-        place = f"{where}." if where else ""
-        refuse_unknown({place + name: True for name in found}, [place + name for name in known])
-    return found
+        prefix = f"{where}." if where else ""
+        refuse_unknown({prefix + name: True for name in entries}, [prefix + name for name in known])
+    return entries
 
 
 def read_list(value: Any, where: str) -> list[Any]:
@@ -42,27 +42,29 @@ def read_list(value: Any, where: str) -> list[Any]:
 
 def convert_schema(schema: Any, where: str) -> dict[str, Any]:
     """Return a schema of Google's OpenAPI form as JSON schema: types in lower case, `nullable` as a type."""
-    found: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     for name, value in read_object(schema, where).items():
-        place = f"{where}.{name}"
+        location = f"{where}.{name}"
         if name == "type" and isinstance(value, str):
             if value != "TYPE_UNSPECIFIED":
-                found[name] = value.lower()
+                converted[name] = value.lower()
         elif name == "properties" and isinstance(value, dict):
-            found[name] = {key: convert_schema(each, f"{place}.{key}") for key, each in value.items()}
+            converted[name] = {key: convert_schema(each, f"{location}.{key}") for key, each in value.items()}
         elif name == "items":
-            found[name] = convert_schema(value, place)
+            converted[name] = convert_schema(value, location)
         elif name == "anyOf":
-            found[name] = [convert_schema(each, f"{place}[{at}]") for at, each in enumerate(read_list(value, place))]
+            converted[name] = [
+                convert_schema(each, f"{location}[{index}]") for index, each in enumerate(read_list(value, location))
+            ]
         elif name in _COUNTS:
-            found[name] = _read_count(value, place)
+            converted[name] = _read_count(value, location)
         elif name == "example":
-            found["examples"] = [value]
+            converted["examples"] = [value]
         elif name not in ("nullable", "propertyOrdering"):
-            found[name] = value
-    if schema.get("nullable") and isinstance(found.get("type"), str):
-        found["type"] = [found["type"], "null"]
-    return found
+            converted[name] = value
+    if schema.get("nullable") and isinstance(converted.get("type"), str):
+        converted["type"] = [converted["type"], "null"]
+    return converted
 
 
 def _read_count(value: Any, where: str) -> int:

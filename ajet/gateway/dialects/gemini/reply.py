@@ -147,8 +147,8 @@ def error_body(refused: Refused) -> dict[str, Any]:
         "status": _STATUSES.get(refused.status, default),
     }
     details = {"reason": refused.code, "field": _PARAMS.get(refused.param or "", refused.param)}
-    if known := {name: value for name, value in details.items() if value is not None}:
-        error["details"] = [known]
+    if set_details := {name: value for name, value in details.items() if value is not None}:
+        error["details"] = [set_details]
     return {"error": error}
 
 

@@ -30,15 +30,15 @@ def read_tools(value: Any, inert: dict[str, Any]) -> list[dict[str, Any]] | None
     """
     functions: list[dict[str, Any]] = []
     for index, tool in enumerate(read_list(value, "tools")):
-        where = f"tools[{index}]"
-        for kind, declared in read_object(tool, where).items():
+        tool_location = f"tools[{index}]"
+        for kind, declared in read_object(tool, tool_location).items():
             if kind != "functionDeclarations":
-                raise unsupported_tool(f"{where}.{kind}", kind, "'functionDeclarations'")
-            for at, each in enumerate(read_list(declared, f"{where}.{kind}")):
-                place = f"{where}.{kind}[{at}]"
-                function = read_object(each, place, _FUNCTION)
-                inert |= {f"{place}.{name}": function[name] for name in _ABOUT_RESULTS if name in function}
-                functions.append({"type": "function", "function": _read_function(function, place)})
+                raise unsupported_tool(f"{tool_location}.{kind}", kind, "'functionDeclarations'")
+            for number, each in enumerate(read_list(declared, f"{tool_location}.{kind}")):
+                location = f"{tool_location}.{kind}[{number}]"
+                function = read_object(each, location, _FUNCTION)
+                inert |= {f"{location}.{name}": function[name] for name in _ABOUT_RESULTS if name in function}
+                functions.append({"type": "function", "function": _read_function(function, location)})
     return functions or None
 
 
@@ -61,27 +61,27 @@ def _read_function(declared: dict[str, Any], where: str) -> dict[str, Any]:
 
 def read_tool_choice(value: Any, tools: list[dict[str, Any]] | None) -> tuple[ToolChoice, str | None]:
     """Return the kind of choice, and the tool's name if named. Mode VALIDATED makes the tools strict."""
-    where = "toolConfig.functionCallingConfig"
+    location = "toolConfig.functionCallingConfig"
     config = read_object(value, "toolConfig", ("functionCallingConfig",)).get("functionCallingConfig", {})
-    calling = read_object(config, where, ("mode", "allowedFunctionNames"))
+    calling = read_object(config, location, ("mode", "allowedFunctionNames"))
     mode = calling.get("mode", "AUTO")
     if not isinstance(mode, str) or mode not in _MODES:
-        raise invalid_value(f"{where}.mode", "'AUTO', 'ANY', 'VALIDATED' or 'NONE'")
+        raise invalid_value(f"{location}.mode", "'AUTO', 'ANY', 'VALIDATED' or 'NONE'")
     choice: Any = _MODES[mode]
     if mode == "VALIDATED":
-        for at, tool in enumerate(tools or ()):
-            check_parameters(tool["function"].get("parameters"), f"tools[{at}]", strict=True)
+        for index, tool in enumerate(tools or ()):
+            check_parameters(tool["function"].get("parameters"), f"tools[{index}]", strict=True)
             tool["function"]["strict"] = True
     if choice == "required" and not tools:
-        raise invalid_value(f"{where}.mode", "'tools' in the same request")
-    listed = read_list(calling.get("allowedFunctionNames"), f"{where}.allowedFunctionNames")
-    allowed = [check_text(name, f"{where}.allowedFunctionNames") for name in listed]
+        raise invalid_value(f"{location}.mode", "'tools' in the same request")
+    allowed_names = read_list(calling.get("allowedFunctionNames"), f"{location}.allowedFunctionNames")
+    allowed = [check_text(name, f"{location}.allowedFunctionNames") for name in allowed_names]
     names = [tool["function"]["name"] for tool in tools or ()]
     if not allowed or set(names) == set(allowed) and (choice != "required" or len(names) > 1):
         return choice, None
     if choice == "required" and len(allowed) == 1 and allowed[0] in names:
         return "named", allowed[0]
     raise unsupported_value(
-        f"{where}.allowedFunctionNames",
+        f"{location}.allowedFunctionNames",
         "this server cannot keep the model from calling a function that 'tools' lists; remove it from 'tools' instead.",
     )

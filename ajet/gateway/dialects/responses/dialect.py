@@ -81,12 +81,12 @@ class _Options:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def build_response(self, status: str, output: Sequence[Item], **values: Any) -> dict[str, Any]:
-        ended = status in ("completed", "incomplete")
+        is_finished = status in ("completed", "incomplete")
         return {
             "id": self.id,
             "object": "response",
             "created_at": self.created,
-            "completed_at": int(time.time()) if ended else None,
+            "completed_at": int(time.time()) if is_finished else None,
             "status": status,
             "error": None,
             "incomplete_details": None,
@@ -98,12 +98,12 @@ class _Options:
 
     def complete_response(self, reply: Reply, output: Sequence[Item]) -> dict[str, Any]:
         """Return the response of a complete reply, and store it if requested."""
-        cut = reply.finish == "length"
+        is_cut = reply.finish == "length"
         thought = reasoning_tokens(reply.ids, reply.message or {}, self.decode)
         response = self.build_response(
-            "incomplete" if cut else "completed",
+            "incomplete" if is_cut else "completed",
             output,
-            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
             usage=_build_usage(reply, thought),
         )
         self.store_response(response)
@@ -128,10 +128,10 @@ class ResponsesDialect:
         model = fields.read_model(body)
         stored = find_stored_responses(caller.dialect_state)
         previous = _find_previous(body.get("previous_response_id"), stored)
-        own = read_input(body.get("input", []), stored)
+        input_items = read_input(body.get("input", []), stored)
         earlier = previous.conversation() + previous.response["output"] if previous is not None else []
         images: list[str] = []
-        messages = messages_of(earlier, own, stored, images)
+        messages = messages_of(earlier, input_items, stored, images)
         instructions = body.get("instructions")
         if instructions is not None:
             if not isinstance(instructions, str):
@@ -140,7 +140,7 @@ class ResponsesDialect:
         if not messages:
             raise fields.invalid_value("input", "a string or a non-empty list of items")
         tools, namespaces = read_tools(body.get("tools"))
-        choice, named = read_tool_choice(body, tools)
+        choice, named_tool = read_tool_choice(body, tools)
         includes = _read_includes(body.get("include"))
         top = fields.read_integer(body, "top_logprobs", 0, 20)
         logprobs = "message.output_text.logprobs" in includes or bool(top)
@@ -160,7 +160,7 @@ class ResponsesDialect:
             images=tuple(images),
             tools=tools,
             tool_choice=choice,
-            named_tool=named,
+            named_tool=named_tool,
             parallel_tool_calls=fields.read_boolean(body, "parallel_tool_calls", True) if tools else True,
             max_tokens=fields.read_integer(body, "max_output_tokens", 1, 1 << 31),
             **fields.read_sampling(body),
@@ -178,7 +178,7 @@ class ResponsesDialect:
         sealing = "reasoning.encrypted_content" in includes
         telling = Telling(self._decode if logprobs else None, top or 0, summary, sealing, namespaces)
         store = fields.read_boolean(body, "store", True)
-        request.options = _Options(echo, telling, self._decode, stored, previous, own, store)
+        request.options = _Options(echo, telling, self._decode, stored, previous, input_items, store)
         request.is_streamed = fields.read_boolean(body, "stream", False)
         return request
 
@@ -276,18 +276,18 @@ def _find_previous(name: Any, stored: StoredResponses) -> StoredResponse | None:
     """Return the stored response that a request continues, or None. Raises Refused if it is unknown or failed."""
     if name is None:
         return None
-    found = stored.find(fields.check_text(name, "previous_response_id"))
-    if found is None:
+    stored_response = stored.find(fields.check_text(name, "previous_response_id"))
+    if stored_response is None:
         raise Refused(
             f"Previous response with id '{name}' not found.",
             code="previous_response_not_found",
             param="previous_response_id",
         )
-    if found.response["status"] == "failed":
+    if stored_response.response["status"] == "failed":
         raise fields.unsupported_value(
             "previous_response_id", "the response with this id failed, so it cannot be continued."
         )
-    return found
+    return stored_response
 
 
 def _build_echo(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -315,13 +315,13 @@ def _read_reasoning(value: Any) -> tuple[bool, str | None]:
         if value.get(name) not in (None, neutral):
             raise fields.unsupported_value(f"reasoning.{name}", "this server's models do not support it; leave it out.")
     fields.refuse_unknown(value, {"context", "mode", "effort", "summary", "generate_summary"})
-    wanted = [value[name] for name in ("summary", "generate_summary") if value.get(name) is not None]
-    if any(each not in ("auto", "detailed") for each in wanted):
+    summary_modes = [value[name] for name in ("summary", "generate_summary") if value.get(name) is not None]
+    if any(each not in ("auto", "detailed") for each in summary_modes):
         raise fields.unsupported_value(
             "reasoning.summary", "this server returns the complete reasoning: send 'auto' or 'detailed'."
         )
     effort = value.get("effort")
-    return bool(wanted), None if effort is None else fields.check_text(effort, "reasoning.effort")
+    return bool(summary_modes), None if effort is None else fields.check_text(effort, "reasoning.effort")
 
 
 def _read_text(value: Any) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:

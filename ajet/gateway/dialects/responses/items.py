@@ -30,15 +30,15 @@ def read_input(value: Any, stored: StoredResponses) -> list[Item]:
         raise invalid_value("input", "a string or a list of items")
     items: list[Item] = []
     for index, item in enumerate(value):
-        where = f"input[{index}]"
+        location = f"input[{index}]"
         if not isinstance(item, dict):
-            raise invalid_value(where, "an object")
+            raise invalid_value(location, "an object")
         if item.get("type") == "item_reference" or (item.get("type") is None and "role" not in item and "id" in item):
-            name = check_text(item.get("id"), f"{where}.id")
-            found = stored.item(name)
-            if found is None:
-                raise Refused(f"Item with id '{name}' not found.", status=404, code="not_found", param=f"{where}.id")
-            item = found
+            name = check_text(item.get("id"), f"{location}.id")
+            stored_item = stored.item(name)
+            if stored_item is None:
+                raise Refused(f"Item with id '{name}' not found.", status=404, code="not_found", param=f"{location}.id")
+            item = stored_item
         items.append(item)
     return items
 

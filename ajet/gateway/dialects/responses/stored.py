@@ -58,10 +58,10 @@ class StoredResponses:
             items: Its own input items.
             response: The response as sent.
         """
-        own = tuple([self._intern_value(item) for item in items])
+        own_items = tuple([self._intern_value(item) for item in items])
         response = {**response, "tools": self._intern_value(response["tools"])}
-        self._responses[response["id"]] = StoredResponse(previous, own, response)
-        for item in (*own, *response["output"]):
+        self._responses[response["id"]] = StoredResponse(previous, own_items, response)
+        for item in (*own_items, *response["output"]):
             if isinstance(item.get("id"), str):
                 self._items[item["id"]] = item
 
@@ -133,31 +133,31 @@ def item_list(stored: StoredResponse, *, order: str, limit: int, after: str | No
     Raises:
         Refused: The item `after` does not exist.
     """
-    listed = [_build_listed(item, at) for at, item in enumerate(stored.conversation())]
+    items = [_build_listed(item, index) for index, item in enumerate(stored.conversation())]
     if order == "desc":
-        listed.reverse()
+        items.reverse()
     if after is not None:
-        ids = [item["id"] for item in listed]
+        ids = [item["id"] for item in items]
         if after not in ids:
             raise Refused(f"Item with id '{after}' not found.", status=404, code="not_found", param="after")
-        listed = listed[ids.index(after) + 1 :]
-    page = listed[:limit]
+        items = items[ids.index(after) + 1 :]
+    page = items[:limit]
     return {
         "object": "list",
         "data": page,
         "first_id": page[0]["id"] if page else None,
         "last_id": page[-1]["id"] if page else None,
-        "has_more": len(listed) > len(page),
+        "has_more": len(items) > len(page),
     }
 
 
 def _build_listed(item: Item, at: int) -> Item:
     kind = item.get("type") or "message"
-    listed: Item = {"id": item.get("id") or f"item_{at}", "status": "completed", **item, "type": kind}
-    listed["id"] = listed["id"] or f"item_{at}"
+    listed_item: Item = {"id": item.get("id") or f"item_{at}", "status": "completed", **item, "type": kind}
+    listed_item["id"] = listed_item["id"] or f"item_{at}"
     if kind == "message" and isinstance(item.get("content"), str):
         part = "output_text" if item.get("role") == "assistant" else "input_text"
-        listed["content"] = [{"type": part, "text": item["content"]}]
+        listed_item["content"] = [{"type": part, "text": item["content"]}]
         if part == "output_text":
-            listed["content"][0]["annotations"] = []
-    return listed
+            listed_item["content"][0]["annotations"] = []
+    return listed_item

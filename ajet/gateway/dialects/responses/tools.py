@@ -35,25 +35,29 @@ def read_tools(value: Any) -> tuple[list[dict[str, Any]] | None, Namespaces]:
     tools: list[dict[str, Any]] = []
     namespaces: dict[str, tuple[str, str]] = {}
     for index, tool in enumerate(value):
-        where = f"tools[{index}]"
+        location = f"tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") != "namespace":
-            tools.append(_read_function(tool, where))
+            tools.append(_read_function(tool, location))
             continue
-        space = check_text(tool.get("name"), f"{where}.name")
+        space = check_text(tool.get("name"), f"{location}.name")
         members = tool.get("tools")
         if not isinstance(members, list):
-            raise invalid_value(f"{where}.tools", "a list of tools")
+            raise invalid_value(f"{location}.tools", "a list of tools")
         description = tool.get("description") or ""
         if not isinstance(description, str):
-            raise invalid_value(f"{where}.description", "a string")
-        for at, member in enumerate(members):
-            read = _read_function(member, f"{where}.tools[{at}]")
-            function = read["function"]
-            one = one_name(space, function["name"])
-            namespaces[one] = (space, function["name"])
-            about = [part for part in (description if at == 0 else "", function.get("description")) if part]
-            read["function"] = {**function, "name": one, **({"description": "\n\n".join(about)} if about else {})}
-            tools.append(read)
+            raise invalid_value(f"{location}.description", "a string")
+        for number, member in enumerate(members):
+            function_tool = _read_function(member, f"{location}.tools[{number}]")
+            function = function_tool["function"]
+            full_name = one_name(space, function["name"])
+            namespaces[full_name] = (space, function["name"])
+            about = [part for part in (description if number == 0 else "", function.get("description")) if part]
+            function_tool["function"] = {
+                **function,
+                "name": full_name,
+                **({"description": "\n\n".join(about)} if about else {}),
+            }
+            tools.append(function_tool)
     if namespaces and len({tool["function"]["name"] for tool in tools}) < len(tools):
         raise invalid_value("tools", "unique function names; a function in a namespace is called NAMESPACE__FUNCTION")
     return tools or None, namespaces
@@ -111,13 +115,13 @@ def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None
 
 def _read_allowed(choice: Mapping[str, Any], names: list[str]) -> Choice:
     """Return a choice of some tools, if equal to another kind of choice. Raises Refused otherwise."""
-    mode, listed = choice.get("mode"), choice.get("tools")
+    mode, allowed_tools = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):
         raise invalid_value("tool_choice.mode", "'auto' or 'required'")
-    if not isinstance(listed, list) or not listed:
+    if not isinstance(allowed_tools, list) or not allowed_tools:
         raise invalid_value("tool_choice.tools", "a non-empty list of tools")
     allowed = set()
-    for index, tool in enumerate(listed):
+    for index, tool in enumerate(allowed_tools):
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise unsupported_value(
                 f"tool_choice.tools[{index}]", "this server supports only tools of type 'function'."
