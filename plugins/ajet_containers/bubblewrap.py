@@ -53,8 +53,8 @@ class BubblewrapContainer(LivingContainer):
         """Start the container. Raises SandboxFailure."""
         program = find_bubblewrap()
         if program is None or root is None or not root.is_dir():
-            what = "bubblewrap is not installed" if program is None else f"there is no unpacked image {root or ''}"
-            raise SandboxFailure(f"{what} (`container.roots`; a Dockerfile needs podman)", retryable=False)
+            problem = "bubblewrap is not installed" if program is None else f"there is no unpacked image {root or ''}"
+            raise SandboxFailure(f"{problem} (`container.roots`; a Dockerfile needs podman)", retryable=False)
         if missing := set(limits.list_set()) - list_held():
             raise SandboxFailure(f"bubblewrap cannot hold the limit {min(missing)}", retryable=False)
         self._group = _make_group(limits)

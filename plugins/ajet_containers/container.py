@@ -57,8 +57,8 @@ class ContainerEngine:
         try:
             info = json.loads(done.stdout)
         except ValueError:
-            why = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise SandboxFailure(f"{name} does not answer: {''.join(why)}", retryable=False) from None
+            last_line = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise SandboxFailure(f"{name} does not answer: {''.join(last_line)}", retryable=False) from None
         self.held = _list_held_by_podman(info) if name == "podman" else _list_held_by_docker(info)
 
     def require_limits(self, limits: ContainerLimits) -> None:
@@ -226,8 +226,8 @@ def build_limit_args(limits: ContainerLimits) -> list[str]:
     files = min(OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     argv = ["--ulimit", f"nofile={files}:{files}", "--ulimit", "core=0"]
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    most = int(Path("/proc/sys/kernel/pid_max").read_text())  # podman lowers its own to it
-    processes = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    highest_pid = int(Path("/proc/sys/kernel/pid_max").read_text())  # podman lowers its own to it
+    processes = highest_pid if hard == resource.RLIM_INFINITY else min(highest_pid, hard)
     argv += ["--ulimit", f"nproc={processes}:{processes}"]
     if limits.memory_mb:
         argv += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"]

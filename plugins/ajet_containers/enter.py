@@ -30,7 +30,7 @@ DROP_BOUND, NO_NEW_PRIVS, SET_SECCOMP, FILTER, CAPABILITIES_3 = 24, 38, 22, 2, 0
 def enter_namespaces(pid: str, noted: dict[str, str], names: tuple[str, ...]) -> None:
     """Move this thread into namespaces of the process `pid`. Exits with GONE if they are not the noted ones."""
     setns = ctypes.CDLL(None, use_errno=True).setns
-    opened, own = {}, {name: os.stat(f"/proc/self/ns/{name}").st_ino for name in names}
+    opened, own_namespaces = {}, {name: os.stat(f"/proc/self/ns/{name}").st_ino for name in names}
     for name in names:
         try:
             opened[name] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -39,7 +39,7 @@ def enter_namespaces(pid: str, noted: dict[str, str], names: tuple[str, ...]) ->
         if str(os.fstat(opened[name]).st_ino) != noted[name]:
             sys.exit(GONE)
     for name, descriptor in opened.items():
-        is_own = os.fstat(descriptor).st_ino == own[name]
+        is_own = os.fstat(descriptor).st_ino == own_namespaces[name]
         if not is_own and setns(descriptor, FLAGS[name]):  # entering the current user namespace is refused
             raise OSError(ctypes.get_errno(), f"setns {name}")
         os.close(descriptor)
@@ -100,8 +100,8 @@ def copy_file(path: str, most: int) -> int:
         return MISSING
     except OSError:
         return UNREADABLE
-    found = os.fstat(number)
-    if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+    status = os.fstat(number)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > most:
         return UNREADABLE
     try:
         content = os.read(number, most)

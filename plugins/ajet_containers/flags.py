@@ -32,7 +32,7 @@ def find_flags(changes: Sequence[Change], network_attempts: int, processes: int,
         late: True if the agent reached its time limit.
     """
     leaves = _drop_parents(changes)
-    found: dict[str, Any] = {
+    flags: dict[str, Any] = {
         "verifier_files": [path for _, path in leaves if VERIFIER_FILES.match(path)],
         "test_files": [path for kind, path in leaves if TEST_FILES.search(path) and kind in "CD"],
         "verifier_hooks": [path for _, path in leaves if HOOKS.search(path)],
@@ -41,7 +41,7 @@ def find_flags(changes: Sequence[Change], network_attempts: int, processes: int,
         "processes_left": max(0, processes),
         "time_limit": int(late),
     }
-    return {name: value[:SHOWN] if isinstance(value, list) else value for name, value in found.items() if value}
+    return {name: value[:SHOWN] if isinstance(value, list) else value for name, value in flags.items() if value}
 
 
 def count_flags(flags: dict[str, Any]) -> dict[str, float]:

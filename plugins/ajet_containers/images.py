@@ -61,7 +61,7 @@ def build_image(engine: ContainerEngine, folder: Path, *, network: bool, timeout
 
 def list_base_images(file: Path) -> list[str]:
     """Return the images of a Dockerfile's FROM lines, without stages of the file. Raises SandboxFailure."""
-    stages, found = {"scratch"}, []
+    stages, images = {"scratch"}, []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         words = [each for each in line.split() if not each.startswith("--")]
         if len(words) < 2 or words[0].upper() != "FROM":
@@ -69,9 +69,9 @@ def list_base_images(file: Path) -> list[str]:
         if "$" in words[1]:
             raise SandboxFailure(f"{file}: a base image by an argument ({words[1]}) is not supported", retryable=False)
         if words[1].lower() not in stages:
-            found.append(words[1])
+            images.append(words[1])
         stages |= {each.lower() for each in words[3:4]}
-    return found
+    return images
 
 
 def _identify_base(engine: ContainerEngine, image: str) -> str:
@@ -83,12 +83,12 @@ def digest_folder(folder: Path, *more: str) -> str:
     """Return the digest of all names, modes and contents below a folder, and of further texts."""
     digest = hashlib.sha256(" ".join(more).encode())
     for path in sorted(folder.rglob("*")):
-        found = path.lstat()
+        status = path.lstat()
         content = b""
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             content = os.fsencode(os.readlink(path))
-        elif stat.S_ISREG(found.st_mode):
+        elif stat.S_ISREG(status.st_mode):
             content = hashlib.sha256(path.read_bytes()).digest()
         name = os.fsencode(str(path.relative_to(folder)))
-        digest.update(b"%d %o %s\0%s\0" % (len(name), found.st_mode, name, content))
+        digest.update(b"%d %o %s\0%s\0" % (len(name), status.st_mode, name, content))
     return digest.hexdigest()

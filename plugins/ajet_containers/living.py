@@ -120,9 +120,9 @@ class LivingContainer(ABC):
         Raises:
             SandboxFailure: the container has ended, or the engine failed.
         """
-        command, own = await asyncio.to_thread(self.build_command, argv, environment, user, workdir)
+        command, variables = await asyncio.to_thread(self.build_command, argv, environment, user, workdir)
         try:
-            running = RunningCommand(CommandSpec(command, self.folder, own, timeout, {}, output, stdin))
+            running = RunningCommand(CommandSpec(command, self.folder, variables, timeout, {}, output, stdin))
         except OSError as error:
             raise SandboxFailure(f"no process could be started: {error}") from error
         waiting = asyncio.get_running_loop().run_in_executor(None, running.wait)
@@ -173,8 +173,8 @@ class LivingContainer(ABC):
     @asynccontextmanager
     async def serve_gateway(self, base_url: str) -> AsyncIterator[None]:
         """Serve the host's gateway inside, on the loopback address and the gateway's port, during the block."""
-        place = urlsplit(base_url)
-        host, port = place.hostname or "127.0.0.1", place.port or 80
+        address = urlsplit(base_url)
+        host, port = address.hostname or "127.0.0.1", address.port or 80
         listening = await asyncio.to_thread(self.listen, port)
 
         async def connect() -> Streams:
@@ -190,10 +190,10 @@ class LivingContainer(ABC):
         """Return a socket that listens on the container's loopback; the host accepts. Raises SandboxFailure."""
         if os.stat("/proc/self/ns/user").st_ino == self._spaces["user"]:
             return self._listen_in_thread(port)
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            self._run_inside("listen", str(theirs.fileno()), str(port), passed=(theirs.fileno(),))
-            _, descriptors, *_ = socket.recv_fds(ours, 16, 1)
+        own_end, inner_end = socket.socketpair()
+        with own_end, inner_end:
+            self._run_inside("listen", str(inner_end.fileno()), str(port), passed=(inner_end.fileno(),))
+            _, descriptors, *_ = socket.recv_fds(own_end, 16, 1)
         return socket.socket(fileno=descriptors[0])
 
     def _listen_in_thread(self, port: int) -> socket.socket:
@@ -245,14 +245,14 @@ class LivingContainer(ABC):
 
     def _list_processes(self) -> dict[int, int]:
         """Return the parent of each process inside, by the host's process ids."""
-        found: dict[int, int] = {}
+        parents: dict[int, int] = {}
         for name in filter(str.isdecimal, os.listdir("/proc")):
             with suppress(OSError):
                 if os.stat(f"/proc/{name}/ns/pid").st_ino == self._spaces["pid"]:
                     fields = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()
                     if fields[0] != b"Z":
-                        found[int(name)] = int(fields[1])
-        return found
+                        parents[int(name)] = int(fields[1])
+        return parents
 
     def _kill_command(self) -> None:
         """Kill the process that entered from outside, with its descendants. Raises SandboxFailure if one survives."""
@@ -293,6 +293,6 @@ class LivingContainer(ABC):
             raise SandboxFailure(f"the container cannot be entered: {error}") from error
         if done.returncode and done.returncode not in allowed:
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            why = "it has ended" if done.returncode == enter.GONE else "".join(last)
-            raise SandboxFailure(f"the container cannot be entered ({words[0]}): {why}")
+            reason = "it has ended" if done.returncode == enter.GONE else "".join(last)
+            raise SandboxFailure(f"the container cannot be entered ({words[0]}): {reason}")
         return done

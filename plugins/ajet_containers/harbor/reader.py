@@ -60,8 +60,8 @@ class HarborReader:
         folders = [top] if is_task_folder(top) else sorted(filter(is_task_folder, top.iterdir()))
         if not folders:
             raise TaskError(f"The folder {top} has no tasks.", where=name, expected="folders with a task.toml")
-        read = [HarborTask.read(folder) for folder in folders]
+        harbor_tasks = [HarborTask.read(folder) for folder in folders]
         return [
             Task(main_query=each.instruction, task_id=each.folder.name, metadata={"folder": str(each.folder)})
-            for each in read
+            for each in harbor_tasks
         ]

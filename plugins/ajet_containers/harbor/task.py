@@ -169,10 +169,10 @@ def _refuse_unsupported(folder: Path, table: TaskTable) -> None:
         "a .harborignore": any(folder.rglob(".harborignore")),
         "an environment without docker_image and Dockerfile": not has_image,
     }
-    for what, is_present in refused.items():
+    for feature, is_present in refused.items():
         if is_present:
             raise TaskError(
-                f"A task has {what}, which ajet does not support.",
+                f"A task has {feature}, which ajet does not support.",
                 where=str(folder / FILE),
                 expected="a single container with an image or a Dockerfile, and a verifier in it (docs/harbor.md)",
                 do="leave the task out, or run it with Harbor",

@@ -68,15 +68,15 @@ def parse_rewards(content: bytes, *, is_json: bool) -> dict[str, float]:
     name = "reward.json" if is_json else "reward.txt"
     try:
         text = content.decode()
-        found = json.loads(text) if is_json else {"reward": float(text)}
+        rewards = json.loads(text) if is_json else {"reward": float(text)}
     except (ValueError, RecursionError):
         raise JudgeFailure(f"{name} has no reward: {content[:200]!r}") from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(rewards, dict) or not rewards:
         raise JudgeFailure(f"{name} is no object of numbers: {content[:200]!r}")
-    for key, value in found.items():
+    for key, value in rewards.items():
         if not isinstance(value, (bool, int, float)) or abs(value) > 1e300 or not math.isfinite(value):
             raise JudgeFailure(f"{name}: {key} is {str(value)[:100]!r}, not a finite number")
-    return {key: float(value) for key, value in found.items()}
+    return {key: float(value) for key, value in rewards.items()}
 
 
 def choose_reward(rewards: dict[str, float]) -> float:

@@ -89,9 +89,9 @@ class HarborWorkflow(Workflow):
         task = HarborTask.read(Path(workflow_task.task.metadata["folder"]))
         endpoint = tuner.as_oai_baseurl_apikey(agent_name=settings.agent)
         spec = build_spec(task, ContainerSettings.read(tuner.config), tuner.config)
-        began = time.monotonic()
+        start_time = time.monotonic()
         async with open_container(spec) as container:
-            started = time.monotonic() - began
+            start_seconds = time.monotonic() - start_time
             async with container.serve_gateway(endpoint.base_url):
                 workdir = task.table.environment.workdir or os.readlink(f"/proc/{container.pid}/cwd")
                 agent = _AgentCommand(settings, workflow_task, endpoint, get_base_folder(tuner.config), workdir)
@@ -111,7 +111,8 @@ class HarborWorkflow(Workflow):
                 "flags": flags,
             },
             log_metrics={
-                "container_seconds": started, "command_seconds": ended.seconds, "verifier_seconds": verified.seconds,
+                "container_seconds": start_seconds, "command_seconds": ended.seconds,
+                "verifier_seconds": verified.seconds,
                 "rewards": rewards, "flags": count_flags(flags),
             },
         )  # fmt: skip
@@ -142,12 +143,12 @@ async def prepare(container: LivingContainer, task: HarborTask, files: FileBundl
         files.add_folder(folder, 0o777)
     await asyncio.to_thread(container.put, files)
     check = task.table.environment.healthcheck
-    began, failures = time.monotonic(), 0
+    started, failures = time.monotonic(), 0
     while check is not None:
         ended = await container.run(["bash", "-c", check.command], environment={}, timeout=check.timeout_sec)
         if ended.code == 0 and not ended.ended_by:
             return
-        is_starting = time.monotonic() - began < check.start_period_sec
+        is_starting = time.monotonic() - started < check.start_period_sec
         failures += not is_starting
         if failures >= check.retries:
             raise SandboxFailure(f"the task's health check failed {failures} times: {check.command}")
@@ -182,8 +183,13 @@ class _AgentCommand:
     def files(self) -> FileBundle:
         """Return the task file, the home folder and the files of the YAML."""
         task = self._task.task
-        shown = {name: task.metadata[name] for name in self._settings.metadata if name in task.metadata}
-        content = {"task_id": task.task_id, "main_query": task.main_query, "init_messages": [], "metadata": shown}
+        visible_metadata = {name: task.metadata[name] for name in self._settings.metadata if name in task.metadata}
+        content = {
+            "task_id": task.task_id,
+            "main_query": task.main_query,
+            "init_messages": [],
+            "metadata": visible_metadata,
+        }
         bundle = FileBundle()
         bundle.add_folder(f"{OWN}/home", 0o777)
         bundle.add_file(f"{OWN}/task.json", json.dumps(content, ensure_ascii=False).encode())
@@ -224,10 +230,10 @@ class _AgentCommand:
         if answer.startswith("file:"):
             try:
                 path = os.path.join(self._workdir, answer.removeprefix("file:"))
-                found = container.get(path, 4 << 20) or b""
+                content = container.get(path, 4 << 20) or b""
             except ValueError as error:
                 raise AgentFailure(f"the agent's answer ({answer}) cannot be read: {error}") from None
-            return found.decode(errors="replace").replace(self._endpoint.api_key, HIDDEN)
+            return content.decode(errors="replace").replace(self._endpoint.api_key, HIDDEN)
         lines = [line.strip() for line in ended.stdout.splitlines() if line.strip()]
         return ended.stdout if answer == "stdout" else lines[-1] if lines else ""
 
@@ -242,14 +248,14 @@ class _AgentCommand:
             "AJET_EPISODE": self._values["episode"], "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1",
             "HOME": f"{OWN}/home" if self._settings.home else None,
         }  # fmt: skip
-        own: Mapping[str, str | None] = self._settings.env
-        variables |= {name: text and fill_placeholders(text, self._values) for name, text in own.items()}
+        yaml_variables: Mapping[str, str | None] = self._settings.env
+        variables |= {name: text and fill_placeholders(text, self._values) for name, text in yaml_variables.items()}
         return {name: value for name, value in variables.items() if value is not None}
 
     def _raise_unless_ended(self, ended: Ended, program: str) -> None:
         """Raise AgentFailure unless the verifier may judge what the agent left."""
         settings = self._settings
-        chosen = settings.model_fields_set
+        set_keys = settings.model_fields_set
         last = (ended.stderr.strip() or ended.stdout.strip())[-1_500:]
         is_missing = ended.code in NOT_STARTED and ("OCI runtime" in ended.stderr or NOT_EXECUTED in ended.stderr)
         if ended.problem or is_missing:
@@ -257,7 +263,7 @@ class _AgentCommand:
         if ended.ended_by == "output":
             raise AgentFailure(f"{program} wrote more than {settings.limits.output_mb:g} MB (limits.output_mb)")
         if ended.ended_by == "timeout":
-            if "on_timeout" in chosen and settings.on_timeout == "fail":
+            if "on_timeout" in set_keys and settings.on_timeout == "fail":
                 raise AgentFailure(f"{program} did not end in time; last output:\n{last}")
-        elif "exit_codes" in chosen and settings.exit_codes != "any" and ended.code not in settings.exit_codes:
+        elif "exit_codes" in set_keys and settings.exit_codes != "any" and ended.code not in settings.exit_codes:
             raise AgentFailure(f"{program} ended with exit code {ended.code}; last output:\n{last}")
