@@ -44,7 +44,8 @@ class GatewayContext:
     ignored_fields: IgnoredFieldLog
     adapters: Adapters
     """Adapters of the engine's model and their agents; empty for a single model."""
-    request_filter: RequestFilter
+    request_filter: RequestFilter | None
+    """None if the configuration removes nothing from requests."""
 
     samples_tokens: bool = field(init=False)
     """True if the engine returns token ids."""

@@ -170,7 +170,8 @@ class RequestExchange:
         fields = await asyncio.to_thread(_decode_object, body) if is_long else _decode_object(body)
         fields |= self._scope.get(ADDRESS_FIELDS, {})
         caller = read_caller(grant, self._headers, fields)
-        removed = grant.session.request_filter.strip(fields)
+        request_filter = grant.session.request_filter
+        removed = request_filter.strip(fields) if request_filter is not None else []
         if is_long or (not _SCHEMA_FIELDS.isdisjoint(fields) and _has_schema(fields)):
             request = await asyncio.to_thread(self._dialect.parse, fields, caller)
         else:

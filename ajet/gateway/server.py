@@ -88,7 +88,9 @@ class Gateway:
             render_threads=RenderThreadPool(),
             ignored_fields=IgnoredFieldLog(),
             adapters=adapters or Adapters([]),
-            request_filter=RequestFilter(leave_out_tools, leave_out_fields),
+            request_filter=RequestFilter(leave_out_tools, leave_out_fields)
+            if leave_out_tools or leave_out_fields
+            else None,
         )
         self.app = build_app(self.context, opens_later=opens_later)
         self._host, self._port, self._advertise = host or "127.0.0.1", port, advertise

@@ -105,8 +105,8 @@ class Session:
         return self._recorder.is_closed
 
     @property
-    def request_filter(self) -> RequestFilter:
-        """The filter that removes tools and fields from the session's requests."""
+    def request_filter(self) -> RequestFilter | None:
+        """The filter that removes tools and fields from the session's requests. None if nothing is removed."""
         return self._context.request_filter
 
     @property
