@@ -237,7 +237,7 @@ def test_a_checkpoint_has_each_and_goes_on_bit_for_bit(tmp_path):
     begun = Trainer(tiny_qwen3(layers=1), config_of(lora__adapters=TWO), start=tmp_path / "b")
     assert torch.equal(begun.policy.weights.values, trainer.policy.weights.values), "a training begins with them"
     other = {"solver": AdapterConfig(rank=8), "critic": TWO["critic"]}
-    with pytest.raises(UserError, match="cannot be taken"):
+    with pytest.raises(UserError, match="cannot be loaded"):
         Trainer(tiny_qwen3(layers=1), config_of(lora__adapters=other), start=tmp_path / "b")
     louder = {"solver": TWO["solver"], "critic": AdapterConfig(rank=2, alpha=8)}
     with pytest.raises(UserError, match="alpha is 4"):
