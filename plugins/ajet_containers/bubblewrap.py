@@ -11,12 +11,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ajet.record.remove_folder import remove_folder
+from ajet.record.held_folder import HeldFolder
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.sandbox import Limits
 from ajet_containers import enter
@@ -58,7 +57,8 @@ class BubblewrapContainer(LivingContainer):
         if missing := set(limits.list_set()) - list_held():
             raise SandboxFailure(f"bubblewrap cannot hold the limit {min(missing)}", retryable=False)
         self._group = _make_group(limits)
-        self.folder, self._environment, self._files = Path(tempfile.mkdtemp(prefix="ajet-root-")), dict(environment), 0
+        self._held_folder, self._environment = HeldFolder("ajet-root-"), dict(environment)
+        self.folder, self._files = self._held_folder.path, 0
         self._filter = seccomp_filter(namespaces=True)
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -134,7 +134,7 @@ class BubblewrapContainer(LivingContainer):
         if self._group is not None:
             self._group.remove()
             self._group = None
-        remove_folder(self.folder)
+        self._held_folder.remove()
 
 
 def _make_group(limits: ContainerLimits) -> ControlGroup | None:

@@ -12,7 +12,6 @@ import resource
 import secrets
 import shutil
 import subprocess
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,8 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ajet.record.process_identity import ProcessIdentity
-from ajet.record.remove_folder import remove_folder
+from ajet.record.held_folder import HeldFolder
 from ajet.rollout.isolation.worker_process import lower_priority
 from ajet.schema.errors import ConfigError, SandboxFailure
 from ajet_containers.living import Change, LivingContainer
@@ -41,8 +39,8 @@ CAPABILITIES = "CHOWN,DAC_OVERRIDE,FOWNER,FSETID,SETUID,SETGID,KILL,NET_BIND_SER
 WAIT = "while :; do sleep 3600 & wait $!; done"
 """The first process: it reaps orphans, and no signal from inside ends it."""
 OPEN_FILES = 65_536
-FOLDERS, OWNER = "ajet-task-", "owner"
-"""Prefix of the containers' folders on the host, and the file in them that names the owner process."""
+NAMES = "ajet-task-"
+"""Prefix of the containers' names, and of their folders on the host."""
 _starting = threading.BoundedSemaphore(os.cpu_count() or 1)
 """Engine commands at once: more would take the processors from the gateway without starting anything sooner."""
 
@@ -106,23 +104,7 @@ def open_engine(name: str) -> ContainerEngine:
         raise SandboxFailure(f"{name} is not installed", retryable=False)
     engine = ContainerEngine(name, program)
     remove_dead_containers(program)
-    remove_dead_folders()
     return engine
-
-
-def make_folder() -> Path:
-    """Return a new folder that names its owner process, for `remove_dead_folders`."""
-    folder = Path(tempfile.mkdtemp(prefix=FOLDERS))
-    (folder / OWNER).write_text(make_owner_label())
-    return folder
-
-
-def remove_dead_folders() -> None:
-    """Remove the containers' folders of ended processes of this machine."""
-    for owner in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*/{OWNER}"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            if not ProcessIdentity.recorded(json.loads(owner.read_text())).alive():
-                remove_folder(owner.parent)
 
 
 class EngineContainer(LivingContainer):
@@ -140,9 +122,9 @@ class EngineContainer(LivingContainer):
     ) -> None:
         """Start the container. Raises SandboxFailure, or ConfigError for a limit that cannot be held."""
         engine.require_limits(limits)
-        self._engine, self._name = engine, f"ajet-task-{secrets.token_hex(8)}"
-        self.folder, self._closed = make_folder(), False
-        self._files = 0
+        self._engine, self._name = engine, f"{NAMES}{secrets.token_hex(8)}"
+        self._held_folder, self._closed = HeldFolder(NAMES), False
+        self.folder, self._files = self._held_folder.path, 0
         try:
             super().__init__(self._start_engine(image, limits, mounts, environment), self.folder)
             lower_priority(self.pid)
@@ -218,7 +200,7 @@ class EngineContainer(LivingContainer):
             self._closed = True
             with suppress(SandboxFailure), _starting:
                 remove_container(self._engine.program, self._name)
-            remove_folder(self.folder)
+            self._held_folder.remove()
 
 
 def build_limit_args(limits: ContainerLimits) -> list[str]:

@@ -18,8 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
+from ajet.record.held_folder import HeldFolder, remove_abandoned_folders
 from ajet.schema.errors import SandboxFailure
-from ajet_containers.container import open_engine
+from ajet_containers.container import NAMES, open_engine
 from ajet_containers.living import FileBundle, LivingContainer
 from ajet_containers.places import ContainerSpec, start_container
 from ajet_containers.settings import ContainerLimits
@@ -214,8 +215,9 @@ def test_containers_of_a_killed_process_are_swept(folder: Path) -> None:
         before = set(list_containers())
         started.send_signal(signal.SIGKILL)
     folders = list(Path(tempfile.gettempdir()).glob("ajet-task-*"))
-    for each in (open_engine, remove_dead_containers):
+    for each in (open_engine, remove_dead_containers, remove_abandoned_folders):
         each.cache_clear()
     open_engine("podman")
+    HeldFolder(NAMES).remove()
     assert len(before - set(list_containers())) == 1
     assert len(folders) - len(list(Path(tempfile.gettempdir()).glob("ajet-task-*"))) == 1
