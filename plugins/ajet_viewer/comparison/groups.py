@@ -6,7 +6,7 @@ What a run did not record is None, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
@@ -71,9 +71,9 @@ class ComparedRun:
     def cost_to(self, quantity: str, target: float) -> RunCost | None:
         """Return the cost up to the first validation that reached `target`, or None."""
         name = f"validation/{'success_rate' if quantity == 'success' else 'reward'}"
-        for index, row in enumerate(self.rows):
+        for row, cost in zip(self.rows, accumulate_costs(self.rows), strict=True):
             if row.get(name) is not None and row[name] >= target:
-                return sum_cost(self.rows[: index + 1])
+                return cost
         return None
 
 
@@ -146,15 +146,21 @@ def read_run(folder: Path, root: Path) -> ComparedRun:
     attempts = [] if step is None else read_attempts(folder / "episodes" / f"step-{step}.validation.jsonl")
     inside = folder.absolute().is_relative_to(root.absolute())
     name = str(folder.absolute().relative_to(root.absolute())) if inside else str(folder)
-    return ComparedRun(name, folder, _read_seed(folder), rows, attempts, sum_cost(every))
+    *_, cost = RunCost(0, 0.0, None), *accumulate_costs(every)
+    return ComparedRun(name, folder, _read_seed(folder), rows, attempts, cost)
 
 
-def sum_cost(rows: Sequence[Mapping[str, Any]]) -> RunCost:
-    """Return the steps, seconds and processor seconds of rows of metrics."""
-    seconds = sum((row.get("seconds/step") or 0.0) + (row.get("seconds/validation") or 0.0) for row in rows)
-    steps = [row for row in rows if "seconds/step" in row]
-    cpu_seconds = [row["seconds/processor"] for row in steps if row.get("seconds/processor") is not None]
-    return RunCost(len(steps), seconds, sum(cpu_seconds) if cpu_seconds and len(cpu_seconds) == len(steps) else None)
+def accumulate_costs(rows: Sequence[Mapping[str, Any]]) -> Iterator[RunCost]:
+    """Yield the cost of the rows up to each of them."""
+    steps, seconds, processor, is_known = 0, 0.0, 0.0, True
+    for row in rows:
+        seconds += (row.get("seconds/step") or 0.0) + (row.get("seconds/validation") or 0.0)
+        if "seconds/step" in row:
+            steps += 1
+            step_processor = row.get("seconds/processor")
+            is_known = is_known and step_processor is not None
+            processor += step_processor or 0.0
+        yield RunCost(steps, seconds, processor if steps and is_known else None)
 
 
 def _last_validation(rows: Sequence[Mapping[str, Any]]) -> int | None:

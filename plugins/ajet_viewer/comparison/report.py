@@ -19,7 +19,7 @@ from ajet.record.curve import Points
 from ajet.record.intervals import half_width, plus_minus
 from ajet.schema.errors import MissingExtraError, UserError
 from ajet_viewer.comparison.differences import compare_groups
-from ajet_viewer.comparison.groups import ComparedRun, RunComparison, RunGroup, sum_cost
+from ajet_viewer.comparison.groups import ComparedRun, RunComparison, RunGroup, accumulate_costs
 
 CELL = 7
 """Columns of a number in a table of curves, with the spaces around it."""
@@ -72,11 +72,10 @@ def list_rows(comparison: RunComparison) -> Iterator[dict[str, Any]]:
     """Yield a row for each training step and each validation of each run, with the cost so far."""
     for group in comparison.groups:
         for run in group.runs:
-            for index, row in enumerate(run.rows):
+            for row, cost in zip(run.rows, accumulate_costs(run.rows), strict=True):
                 values = {name: row.get(metric) for name, metric in METRICS.items()}
                 if all(value is None for value in values.values()):
                     continue
-                cost = sum_cost(run.rows[: index + 1])
                 costs = {"minutes": round(cost.seconds / 60, 4), "processor_seconds": cost.processor}
                 yield {"group": group.label, "run": run.name, "seed": run.seed, "step": row["step"], **costs, **values}
 
