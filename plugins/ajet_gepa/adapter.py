@@ -69,10 +69,10 @@ class PromptAdapter(GEPAAdapter[PlacedTask, ReflectedAttempt, float]):
         groups = [by_order[order] for order, _ in batch]
         scores = [self._score_group(group) for group in groups]
         self._record_evaluation(text, groups, scores)
-        # described here, because GEPA goes on after an error in make_reflective_dataset
-        worst = [describe_attempt(min(group.episodes, key=self._score_episode)) for group in groups]
-        calls = len(batch) * self._repeats
-        return EvaluationBatch(scores, scores, worst if capture_traces else None, num_metric_calls=calls)
+        worst = None
+        if capture_traces:  # described here, because GEPA goes on after an error in make_reflective_dataset
+            worst = [describe_attempt(min(group.episodes, key=self._score_episode)) for group in groups]
+        return EvaluationBatch(scores, scores, worst, num_metric_calls=len(batch) * self._repeats)
 
     def make_reflective_dataset(
         self,
