@@ -31,6 +31,11 @@ from ajet_command.settings import HOME
 KEEPER = Path(keeper.__file__)
 LAST_WORDS = 5.0
 """Seconds that output pipes may stay open after the keeper's report, held by another process."""
+RECORDED = 8_000
+"""Maximum characters of each recorded output, from its end."""
+SHOWN = 1_500
+"""Maximum characters of output in an error."""
+HIDDEN = "[redacted key]"
 EndedBy = Literal["", "timeout", "memory", "cpu", "processes", "output", "stopped"]
 
 
@@ -69,6 +74,25 @@ class Ended:
     """Processes that the kernel did not release."""
     problem: str = ""
     """Why the command could not be started."""
+
+    def redact(self, secret: str) -> None:
+        """Hide the secret in the output."""
+        self.stdout, self.stderr = self.stdout.replace(secret, HIDDEN), self.stderr.replace(secret, HIDDEN)
+        self.problem = self.problem.replace(secret, HIDDEN)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the exit and the end of the output, for the record of the episode."""
+        return {
+            "exit_code": self.code,
+            "ended_by": self.ended_by,
+            "stdout": self.stdout[-RECORDED:],
+            "stderr": self.stderr[-RECORDED:],
+        }
+
+    def format_last_output(self) -> str:
+        """Return the end of the output, for an error."""
+        last = (self.stderr.strip() or self.stdout.strip())[-SHOWN:]
+        return f"; last output:\n{last}" if last else ""
 
 
 class RunningCommand:

@@ -13,19 +13,15 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ajet.record.remove_folder import remove_folder
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput
 from ajet_command.environment import select_inherited
+from ajet_command.episode import describe_task
 from ajet_command.running import CommandSpec, Ended, EpisodeFolder, run_command
 from ajet_command.settings import CommandLimits, VerifySettings, fill_placeholders, find_folder
 
-RECORDED = 8_000
-"""Maximum characters of each recorded output, from its end."""
-SHOWN = 1_500
-"""Maximum characters of output in an error."""
 REWARD_BYTES = 1024
 
 
@@ -60,16 +56,13 @@ class Verifier:
             ended = await run_command(self._build_spec())
         except OSError as error:
             raise VerifierFailed(f"the verifier could not be started: {error}") from error
-        stdout, stderr = (text.replace(self._secret, "[redacted key]") for text in (ended.stdout, ended.stderr))
-        output.metadata["verify"] = {
-            "exit_code": ended.code,
-            "stdout": stdout[-RECORDED:],
-            "stderr": stderr[-RECORDED:],
-        }
+        ended.redact(self._secret)
+        recorded = ended.to_record()
+        del recorded["ended_by"]
+        output.metadata["verify"] = recorded
         output.log_metrics["verify_seconds"] = ended.seconds
         if why := self._explain_failure(ended):
-            last = (stderr.strip() or stdout.strip())[-SHOWN:]
-            raise VerifierFailed(f"the verifier {why}{f'; last output:{chr(10)}{last}' if last else ''}")
+            raise VerifierFailed(f"the verifier {why}{ended.format_last_output()}")
         output.reward = float(ended.code == 0) if self._settings.reward == "exit" else self._parse_reward()
 
     def _prepare_folder(self, task: Task, output: WorkflowOutput) -> None:
@@ -83,13 +76,7 @@ class Verifier:
             base = Path(self._values["base"])
             template, files = find_folder(fill_placeholders(files, self._values), base, "verify.files"), {}
         self._folder.bring_in(template, {name: fill_placeholders(text, self._values) for name, text in files.items()})
-        content: dict[str, Any] = {
-            "task_id": task.task_id,
-            "main_query": task.main_query,
-            "init_messages": task.init_messages,
-            "metadata": task.metadata,
-            "answer": output.metadata.get("final_answer"),
-        }
+        content = describe_task(task, task.metadata) | {"answer": output.metadata.get("final_answer")}
         (self._home / "task.json").write_text(json.dumps(content, ensure_ascii=False, default=str), encoding="utf-8")
 
     def _build_spec(self) -> CommandSpec:

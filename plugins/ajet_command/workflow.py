@@ -7,7 +7,6 @@ redacted from recorded output. A failed command is a failed episode with a reaso
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -29,7 +28,8 @@ from ajet.schema.errors import (
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow.workflow import Workflow
 from ajet_command.environment import select_inherited
-from ajet_command.running import CommandSpec, Ended, EpisodeFolder, run_command
+from ajet_command.episode import describe_task, extract_answer, list_episode_values, list_episode_variables
+from ajet_command.running import HIDDEN, CommandSpec, Ended, EpisodeFolder, run_command
 from ajet_command.settings import (
     CommandSettings,
     fill_placeholders,
@@ -41,15 +41,6 @@ from ajet_command.verify import Verifier
 
 if TYPE_CHECKING:
     from ajet.workflow.tuner import ModelTuner
-
-
-RECORDED = 8_000
-"""Maximum characters of each recorded output, from its end."""
-SHOWN = 1_500
-"""Maximum characters of output in an error."""
-LONGEST_VARIABLE = 100_000
-"""Bytes; Linux allows 128 KiB."""
-HIDDEN = "[redacted key]"
 
 
 class CommandFailed(AgentFailure):
@@ -104,18 +95,18 @@ class CommandWorkflow(Workflow):
         folder = EpisodeFolder(settings.folders, workflow_task.episode_uuid or workflow_task.task_id or "episode")
         succeeded = False
         try:
-            values = self._list_values(workflow_task, endpoint, base_folder, folder) | _list_window(tuner.config)
+            values = list_common_values(base_folder) | {"folder": str(folder.work), "home": str(folder.home)}
+            values |= list_episode_values(workflow_task, endpoint, tuner.config)
             values |= await asyncio.to_thread(_list_installed, settings, base_folder)
             files = {name: fill_placeholders(text, values) for name, text in settings.files.items()}
-            folder.fill(
-                _find_template(settings.template, base_folder, values), files, _describe_task(workflow_task, settings)
-            )
-            spec = self._build_spec(settings, workflow_task, endpoint, values, folder)
+            visible_task = describe_task(workflow_task.task, settings.metadata)
+            folder.fill(_find_template(settings.template, base_folder, values), files, visible_task)
+            spec = self._build_spec(settings, endpoint, values, folder)
             try:
                 ended = await run_command(spec)
             except OSError as error:
                 raise CommandFailed(f"no process could be started: {error}") from error
-            _redact_secret(ended, endpoint.api_key)
+            ended.redact(endpoint.api_key)
             _raise_unless_good(ended, settings)
             answer = self.answer(settings, ended, folder).replace(endpoint.api_key, HIDDEN)
             output = self.outcome(workflow_task, ended, answer)
@@ -133,60 +124,29 @@ class CommandWorkflow(Workflow):
 
     def answer(self, settings: CommandSettings, ended: Ended, folder: EpisodeFolder) -> str:
         """Return the agent's answer: standard output, its last non-empty line, a file, or a value of a JSON file."""
-        if settings.answer.startswith("file:"):
-            name, _, keys = settings.answer.removeprefix("file:").partition("#")
-            return _read_value(folder.read_answer(name), keys)
-        if settings.answer == "last_line":
-            lines = [line.strip() for line in ended.stdout.splitlines() if line.strip()]
-            return lines[-1] if lines else ""
-        return ended.stdout
+        return extract_answer(settings.answer, ended.stdout, folder.read_answer)
 
     def outcome(self, workflow_task: WorkflowTask, ended: Ended, answer: str) -> WorkflowOutput:
         """Return the workflow's output, without a reward by default, so that the judge scores it.
 
         Override it to set a reward.
         """
-        used = {
-            "exit_code": ended.code,
-            "ended_by": ended.ended_by,
-            "stdout": ended.stdout[-RECORDED:],
-            "stderr": ended.stderr[-RECORDED:],
-        }
         metrics = {
             "command_seconds": ended.seconds,
             "command_cpu_seconds": ended.cpu,
             "command_memory_mb": ended.memory / (1 << 20),
         }
-        return WorkflowOutput(metadata={"final_answer": answer, "command": used}, log_metrics=metrics)
-
-    def _list_values(
-        self, workflow_task: WorkflowTask, endpoint: Endpoint, base: Path, folder: EpisodeFolder
-    ) -> dict[str, str]:
-        task = workflow_task.task
-        return {
-            **list_common_values(base),
-            "folder": str(folder.work),
-            "home": str(folder.home),
-            "model": endpoint.model,
-            "base_url": endpoint.base_url,
-            "api_key": endpoint.api_key,
-            "task": _get_question(workflow_task),
-            "task_id": task.task_id,
-            "episode": workflow_task.episode_uuid,
-            **{f"metadata.{name}": _format_value(value) for name, value in task.metadata.items()},
-        }
+        return WorkflowOutput(metadata={"final_answer": answer, "command": ended.to_record()}, log_metrics=metrics)
 
     def _build_spec(
         self,
         settings: CommandSettings,
-        workflow_task: WorkflowTask,
         endpoint: Endpoint,
         values: Mapping[str, str],
         folder: EpisodeFolder,
     ) -> CommandSpec:
-        question = _get_question(workflow_task)
         command = [fill_placeholders(word, values) for word in settings.command]
-        environment = _build_environment(settings, workflow_task, endpoint, values, folder)
+        environment = _build_environment(settings, endpoint, values, folder)
         for text in (*command, *environment.values()):
             if "\0" in text:
                 raise AgentFailure("the task contains a NUL character, which is not allowed in arguments")
@@ -197,28 +157,8 @@ class CommandWorkflow(Workflow):
             timeout=settings.timeout,
             limits=settings.limits.numbers(),
             output=int(settings.limits.output_mb * (1 << 20)),
-            input=question if settings.stdin == "task" else None,
+            input=values["task"] if settings.stdin == "task" else None,
         )
-
-
-def _read_value(text: str, keys: str) -> str:
-    """Return the value at `keys` (`info.answer`) of a JSON text, or the text without keys; "" without the value."""
-    if not keys:
-        return text
-    try:
-        value = load_json(text)
-    except (ValueError, RecursionError):
-        return ""
-    for key in keys.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return "" if value is None else _format_value(value)
-
-
-def _list_window(config: Any) -> dict[str, str]:
-    """Return the placeholders of the model's context window and longest reply."""
-    rollout = config["ajet"]["rollout"]
-    sizes = {"context_tokens": rollout["max_model_len"], "reply_tokens": rollout["max_response_length_in_one_turn"]}
-    return {name: str(size) for name, size in sizes.items()}
 
 
 def _list_installed(settings: CommandSettings, base: Path) -> dict[str, str]:
@@ -233,28 +173,13 @@ def _find_template(name: str | None, base: Path, values: Mapping[str, str]) -> P
 
 def _build_environment(
     settings: CommandSettings,
-    workflow_task: WorkflowTask,
     endpoint: Endpoint,
     values: Mapping[str, str],
     folder: EpisodeFolder,
 ) -> dict[str, str]:
     """Return the command's variables: inherited ones, then the episode's addresses and keys, then the YAML's."""
     environment: dict[str, str | None] = {**select_inherited(os.environ, settings.env)}
-    environment |= {
-        **endpoint.environment,
-        "OPENAI_MODEL": endpoint.model,
-        "ANTHROPIC_MODEL": endpoint.model,
-        "GOOGLE_GEMINI_BASE_URL": endpoint.base_url.removesuffix("/v1"),
-        "GEMINI_API_KEY": endpoint.api_key,
-        "AJET_BASE_URL": endpoint.base_url,
-        "AJET_API_KEY": endpoint.api_key,
-        "AJET_MODEL": endpoint.model,
-        "AJET_TASK": values["task"] if len(values["task"].encode(errors="replace")) <= LONGEST_VARIABLE else None,
-        "AJET_TASK_ID": workflow_task.task.task_id,
-        "AJET_TASK_FILE": str(folder.task_file),
-        "AJET_EPISODE": workflow_task.episode_uuid,
-        "PWD": str(folder.work),
-    }
+    environment |= list_episode_variables(endpoint, values, str(folder.task_file)) | {"PWD": str(folder.work)}
     if "harness" in values:
         environment["PATH"] = os.pathsep.join(filter(None, (values["harness"], environment.get("PATH"))))
     if settings.home:
@@ -267,36 +192,6 @@ def _build_environment(
         name: None if text is None else fill_placeholders(text, values) for name, text in settings.env.items()
     }
     return {name: value for name, value in environment.items() if value is not None}
-
-
-def _get_question(workflow_task: WorkflowTask) -> str:
-    """Return the task as text; for a task of messages, the last user message."""
-    task = workflow_task.task
-    if task.main_query:
-        return task.main_query
-    texts = [message.get("content") for message in task.init_messages if message.get("role") == "user"]
-    return texts[-1] if texts and isinstance(texts[-1], str) else ""
-
-
-def _describe_task(workflow_task: WorkflowTask, settings: CommandSettings) -> dict[str, Any]:
-    """Return the task as the agent may see it, with only the metadata keys of `command_agent.metadata`."""
-    task = workflow_task.task
-    return {
-        "task_id": task.task_id,
-        "main_query": task.main_query,
-        "init_messages": task.init_messages,
-        "metadata": {name: task.metadata[name] for name in settings.metadata if name in task.metadata},
-    }
-
-
-def _format_value(value: Any) -> str:
-    """Return texts unchanged, other values as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _redact_secret(ended: Ended, secret: str) -> None:
-    ended.stdout, ended.stderr = ended.stdout.replace(secret, HIDDEN), ended.stderr.replace(secret, HIDDEN)
-    ended.problem = ended.problem.replace(secret, HIDDEN)
 
 
 def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
@@ -320,24 +215,18 @@ def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
         raise CommandFailed(f"{program} could not be run: {ended.problem}{hint}")
     if ended.ended_by in excesses:
         raise CommandOverLimit(
-            f"{program} was stopped, because it used {excesses[ended.ended_by]}{_format_last_output(ended)}"
+            f"{program} was stopped, because it used {excesses[ended.ended_by]}{ended.format_last_output()}"
         )
     if ended.ended_by == "timeout":
         if settings.on_timeout == "judge":
             return
-        raise CommandTimedOut(f"{program} did not end within {settings.timeout:g} seconds{_format_last_output(ended)}")
+        raise CommandTimedOut(f"{program} did not end within {settings.timeout:g} seconds{ended.format_last_output()}")
     if ended.ended_by == "stopped":
         raise CommandFailed(f"{program} was stopped")
     if settings.exit_codes != "any" and ended.code not in settings.exit_codes:
         code = ended.code or 0
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        raise CommandFailed(f"{program} {how}{_format_last_output(ended)}")
-
-
-def _format_last_output(ended: Ended) -> str:
-    """Return the end of the command's output."""
-    last = (ended.stderr.strip() or ended.stdout.strip())[-SHOWN:]
-    return f"; last output:\n{last}" if last else ""
+        raise CommandFailed(f"{program} {how}{ended.format_last_output()}")
 
 
 # Parse the score printed by a command as its last line: `{"reward": 0.5, "errors": []}`.

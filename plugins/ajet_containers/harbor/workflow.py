@@ -20,8 +20,9 @@ from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import AgentFailure, ConfigError, SandboxFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow.workflow import Workflow
-from ajet_command.running import Ended
-from ajet_command.settings import CommandSettings, fill_placeholders, get_base_folder
+from ajet_command.episode import describe_task, extract_answer, list_episode_values, list_episode_variables
+from ajet_command.running import ANSWER_BYTES, HIDDEN, RECORDED, Ended
+from ajet_command.settings import HOME, CommandSettings, fill_placeholders, get_base_folder
 from ajet_containers.enter import NOT_EXECUTED
 from ajet_containers.flags import count_flags, find_flags
 from ajet_containers.harbor.task import HarborTask, resolve_variables
@@ -35,15 +36,11 @@ if TYPE_CHECKING:
 
 OWN = "/ajet"
 """Folder inside for the task file and the agent's home."""
-RECORDED = 8_000
-"""Maximum characters of each recorded output, from its end."""
-LONGEST_VARIABLE = 100_000
-"""Bytes; Linux allows 128 KiB."""
-HIDDEN = "[redacted key]"
+TASK_FILE, HOME_FOLDER = f"{OWN}/task.json", f"{OWN}/home"
 NOT_STARTED = (126, 127)
 """Exit codes of a command that is missing in the container or cannot be executed."""
 KILLED = 137
-UNUSED = ("template", "folders", "keep", "requirements", "score")
+UNUSED = ("harness", "template", "folders", "keep", "requirements", "score", "verify")
 """Keys of `command_agent` for an agent on the host."""
 
 
@@ -83,6 +80,10 @@ class HarborWorkflow(Workflow):
             )
         return settings
 
+    def choose_targets(self, config: Any) -> list[str] | None:
+        """Return the names of the trained agents, from `trains` or the class; None trains all."""
+        return self.settings(config).trains or self.trainable_targets
+
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
         """Start the container, run the agent, run the verifier, remove the container."""
         settings = self.settings(tuner.config)
@@ -94,7 +95,7 @@ class HarborWorkflow(Workflow):
             start_seconds = time.monotonic() - start_time
             async with container.serve_gateway(endpoint.base_url):
                 workdir = task.table.environment.workdir or os.readlink(f"/proc/{container.pid}/cwd")
-                agent = _AgentCommand(settings, workflow_task, endpoint, get_base_folder(tuner.config), workdir)
+                agent = _AgentCommand(settings, workflow_task, endpoint, tuner.config, workdir)
                 await prepare(container, task, agent.files())
                 container.count_network_attempts()
                 ended = await agent.run(container, task)
@@ -105,8 +106,7 @@ class HarborWorkflow(Workflow):
             reward=choose_reward(rewards),
             metadata={
                 "final_answer": answer,
-                "command": {"exit_code": ended.code, "ended_by": ended.ended_by, "stdout": ended.stdout[-RECORDED:],
-                            "stderr": ended.stderr[-RECORDED:]},
+                "command": ended.to_record(),
                 "verifier": {"rewards": rewards, "exit_code": verified.code, "printed": printed[-RECORDED:]},
                 "flags": flags,
             },
@@ -167,34 +167,23 @@ class _AgentCommand:
     """The command of the YAML with an episode's values, for a container."""
 
     def __init__(
-        self, settings: CommandSettings, workflow_task: WorkflowTask, endpoint: Endpoint, base: Path, workdir: str
+        self, settings: CommandSettings, workflow_task: WorkflowTask, endpoint: Endpoint, config: Any, workdir: str
     ) -> None:
-        self._settings, self._task, self._workdir = settings, workflow_task, workdir
-        port = urlsplit(endpoint.base_url).port or 80
-        path = urlsplit(endpoint.base_url).path
-        self._endpoint = replace(endpoint, base_url=f"http://127.0.0.1:{port}{path}")
-        task = workflow_task.task
-        self._values = {
-            "python": "python3", "base": str(base), "folder": workdir, "model": endpoint.model,
-            "base_url": self._endpoint.base_url, "api_key": endpoint.api_key, "task": task.main_query,
-            "task_id": task.task_id, "episode": workflow_task.episode_uuid,
+        self._settings, self._task, self._workdir = settings, workflow_task.task, workdir
+        address = urlsplit(endpoint.base_url)
+        self._endpoint = replace(endpoint, base_url=f"http://127.0.0.1:{address.port or 80}{address.path}")
+        self._values = list_episode_values(workflow_task, self._endpoint, config) | {
+            "python": "python3", "base": str(get_base_folder(config)), "folder": workdir, "home": HOME_FOLDER,
         }  # fmt: skip
 
     def files(self) -> FileBundle:
         """Return the task file, the home folder and the files of the YAML."""
-        task = self._task.task
-        visible_metadata = {name: task.metadata[name] for name in self._settings.metadata if name in task.metadata}
-        content = {
-            "task_id": task.task_id,
-            "main_query": task.main_query,
-            "init_messages": [],
-            "metadata": visible_metadata,
-        }
         bundle = FileBundle()
-        bundle.add_folder(f"{OWN}/home", 0o777)
-        bundle.add_file(f"{OWN}/task.json", json.dumps(content, ensure_ascii=False).encode())
+        bundle.add_folder(HOME_FOLDER, 0o777)
+        content = describe_task(self._task, self._settings.metadata)
+        bundle.add_file(TASK_FILE, json.dumps(content, ensure_ascii=False, default=str).encode())
         for name, text in self._settings.files.items():
-            bundle.add_file(os.path.join(self._workdir, name), fill_placeholders(text, self._values).encode(), 0o666)
+            bundle.add_file(self._resolve_path(name), fill_placeholders(text, self._values).encode(), 0o666)
         return bundle
 
     async def run(self, container: LivingContainer, task: HarborTask) -> Ended:
@@ -216,9 +205,7 @@ class _AgentCommand:
             stdin=self._values["task"] if settings.stdin == "task" else None,
             output=int(settings.limits.output_mb * (1 << 20)),
         )
-        ended.stdout, ended.stderr = (
-            each.replace(self._endpoint.api_key, HIDDEN) for each in (ended.stdout, ended.stderr)
-        )
+        ended.redact(self._endpoint.api_key)
         if ended.code == KILLED and container.count_memory_kills() > kills:
             raise SandboxFailure("the agent's command was killed, because the container's memory was full")
         self._raise_unless_ended(ended, command[0])
@@ -226,28 +213,26 @@ class _AgentCommand:
 
     def read_answer(self, container: LivingContainer, ended: Ended) -> str:
         """Return the agent's answer by `command_agent.answer`."""
-        answer = self._settings.answer
-        if answer.startswith("file:"):
+
+        def read_file(name: str) -> str:
             try:
-                path = os.path.join(self._workdir, answer.removeprefix("file:"))
-                content = container.get(path, 4 << 20) or b""
+                return (container.get(self._resolve_path(name), ANSWER_BYTES) or b"").decode(errors="replace")
             except ValueError as error:
-                raise AgentFailure(f"the agent's answer ({answer}) cannot be read: {error}") from None
-            return content.decode(errors="replace").replace(self._endpoint.api_key, HIDDEN)
-        lines = [line.strip() for line in ended.stdout.splitlines() if line.strip()]
-        return ended.stdout if answer == "stdout" else lines[-1] if lines else ""
+                raise AgentFailure(f"the agent's answer ({name}) cannot be read: {error}") from None
+
+        answer = extract_answer(self._settings.answer, ended.stdout, read_file)
+        return answer.replace(self._endpoint.api_key, HIDDEN)
+
+    def _resolve_path(self, name: str) -> str:
+        """Return the path inside of a file of the YAML."""
+        folder = HOME_FOLDER if name.startswith(HOME) else self._workdir
+        return os.path.join(folder, name.removeprefix(HOME))
 
     def _build_environment(self) -> dict[str, str]:
         """Return the command's variables. Nothing of ajet's own environment is among them."""
-        endpoint, task = self._endpoint, self._values["task"]
-        variables: dict[str, str | None] = {
-            **endpoint.environment, "OPENAI_MODEL": endpoint.model, "ANTHROPIC_MODEL": endpoint.model,
-            "AJET_BASE_URL": endpoint.base_url, "AJET_API_KEY": endpoint.api_key, "AJET_MODEL": endpoint.model,
-            "AJET_TASK": task if len(task.encode(errors="replace")) <= LONGEST_VARIABLE else None,
-            "AJET_TASK_ID": self._values["task_id"], "AJET_TASK_FILE": f"{OWN}/task.json",
-            "AJET_EPISODE": self._values["episode"], "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1",
-            "HOME": f"{OWN}/home" if self._settings.home else None,
-        }  # fmt: skip
+        variables = list_episode_variables(self._endpoint, self._values, TASK_FILE)
+        variables |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+        variables |= {"HOME": HOME_FOLDER} if self._settings.home else {}
         yaml_variables: Mapping[str, str | None] = self._settings.env
         variables |= {name: text and fill_placeholders(text, self._values) for name, text in yaml_variables.items()}
         return {name: value for name, value in variables.items() if value is not None}
@@ -256,14 +241,16 @@ class _AgentCommand:
         """Raise AgentFailure unless the verifier may judge what the agent left."""
         settings = self._settings
         set_keys = settings.model_fields_set
-        last = (ended.stderr.strip() or ended.stdout.strip())[-1_500:]
+        last = ended.format_last_output()
         is_missing = ended.code in NOT_STARTED and ("OCI runtime" in ended.stderr or NOT_EXECUTED in ended.stderr)
         if ended.problem or is_missing:
-            raise AgentFailure(f"{program} could not be run in the container: {ended.problem or last}")
+            raise AgentFailure(
+                f"{program} could not be run in the container{f': {ended.problem}' if ended.problem else last}"
+            )
         if ended.ended_by == "output":
             raise AgentFailure(f"{program} wrote more than {settings.limits.output_mb:g} MB (limits.output_mb)")
         if ended.ended_by == "timeout":
             if "on_timeout" in set_keys and settings.on_timeout == "fail":
-                raise AgentFailure(f"{program} did not end in time; last output:\n{last}")
+                raise AgentFailure(f"{program} did not end in time{last}")
         elif "exit_codes" in set_keys and settings.exit_codes != "any" and ended.code not in settings.exit_codes:
-            raise AgentFailure(f"{program} ended with exit code {ended.code}; last output:\n{last}")
+            raise AgentFailure(f"{program} ended with exit code {ended.code}{last}")

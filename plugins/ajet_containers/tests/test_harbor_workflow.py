@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ajet.schema.errors import AgentFailure, ConfigError, JudgeFailure, SandboxFailure
+from ajet_containers.harbor.workflow import HarborWorkflow
 from ajet_containers.places import ContainerSpec, open_container
 from ajet_containers.settings import ContainerLimits
 from ajet_containers.tests.harbor_tasks import RIGHT, WRONG, list_containers, play, write_task
@@ -205,6 +207,10 @@ def test_images_are_missing_or_cannot_be_built(tmp_path: Path) -> None:
 def test_keys_of_an_agent_on_the_host_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="command_agent.template"):
         play(write_task(tmp_path / "task"), "solve()", template=".")
+    with pytest.raises(ConfigError, match="command_agent.harness"):
+        play(write_task(tmp_path / "task"), "solve()", harness="qwen")
+    with pytest.raises(ConfigError, match="command_agent.verify"):
+        play(write_task(tmp_path / "task"), "solve()", verify={"command": ["true"]})
     with pytest.raises(ConfigError, match=r"container\.mounts"):
         play(write_task(tmp_path / "task"), "solve()", container={"mounts": ["no/such/file"]})
 
@@ -257,3 +263,28 @@ def test_a_container_of_many_files_and_replies(tmp_path: Path) -> None:
         write_task(tmp_path / "task"), script, RIGHT, RIGHT, RIGHT, files={"notes/a.txt": "{task_id} {folder}"}
     )
     assert output.metadata["final_answer"] == "3 task /app\n" and len(episode.calls) == 3
+
+
+def test_the_agent_has_what_an_agent_on_the_host_has(tmp_path: Path) -> None:
+    script = """
+    solve()
+    given = open(os.environ["HOME"] + "/.config/agent.txt").read()
+    address = os.environ["GOOGLE_GEMINI_BASE_URL"] + "/v1" == os.environ["OPENAI_BASE_URL"]
+    answer = [given, address, os.environ["GEMINI_API_KEY"]]
+    json.dump({"info": {"answer": answer}}, open(os.environ["HOME"] + "/run.json", "w"))
+    """
+    output, _ = play(
+        write_task(tmp_path / "task"),
+        script,
+        home=True,
+        files={"~/.config/agent.txt": "{context_tokens} {home} {api_key}"},
+        answer="file:~/run.json#info.answer",
+    )
+    given, address, key = json.loads(output.metadata["final_answer"])
+    assert given.split()[1:] == ["/ajet/home", "[redacted", "key]"] and int(given.split()[0]) > 0
+    assert (address, key) == (True, "[redacted key]")
+
+
+def test_agents_of_the_yaml_are_trained() -> None:
+    config = {"command_agent": {"command": ["true"], "trains": ["solver"]}}
+    assert HarborWorkflow().choose_targets(config) == ["solver"]
