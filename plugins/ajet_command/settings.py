@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ajet.schema.errors import ConfigError
 from ajet_environments.venvs import prepare_python
-from ajet_harness.install import install_harness
+from ajet_harness.install import install_harness, list_folders
 from ajet_harness.presets import fill_section
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -220,6 +220,13 @@ class CommandSettings(BaseModel):
     def harness_folder(self) -> Path | None:
         """Return the folder of the harness's programs, installed if missing; None without harness. Raises UserError."""
         return install_harness(self.harness) if self.harness else None
+
+    def list_harness_folders(self) -> list[Path]:
+        """Return the folders that a container must mount for the harness, installed if missing. Raises UserError."""
+        if self.harness is None:
+            return []
+        install_harness(self.harness)
+        return list_folders(self.harness)
 
 
 def find_folder(name: str, base: Path, key: str) -> Path:

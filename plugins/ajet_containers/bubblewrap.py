@@ -57,7 +57,8 @@ class BubblewrapContainer(LivingContainer):
         if missing := set(limits.list_set()) - list_held():
             raise SandboxFailure(f"bubblewrap cannot hold the limit {min(missing)}", retryable=False)
         self._group = _make_group(limits)
-        self._held_folder, self._environment = HeldFolder("ajet-root-"), dict(environment)
+        self._held_folder = HeldFolder("ajet-root-")
+        self._environment = {"PATH": PATH, "HOME": "/root", **environment}
         self.folder, self._files = self._held_folder.path, 0
         self._filter = seccomp_filter(namespaces=True)
         self._process: subprocess.Popen[bytes] | None = None
@@ -111,11 +112,15 @@ class BubblewrapContainer(LivingContainer):
         self._files += 1
         file = self.folder / f"order-{self._files}"
         file.touch(mode=0o600)
-        variables = {"PATH": PATH, "HOME": "/root", **self._environment, **environment}
         groups = [] if self._group is None else [str(each) for each in self._group.folders]
+        variables = {**self._environment, **environment}
         order = {"argv": list(argv), "environment": variables, "workdir": workdir or "/", "groups": groups}
         file.write_text(json.dumps({**order, "filter": self._filter.hex()}))
         return [sys.executable, "-I", "-S", enter.__file__, str(self.pid), self.spell_spaces(), "run", str(file)], {}
+
+    def read_variable(self, name: str) -> str:
+        """Return a variable of the container's commands; "" without the variable."""
+        return self._environment.get(name, "")
 
     def list_changes(self) -> list[Change]:
         """Return nothing: the writable layer cannot be seen from outside."""

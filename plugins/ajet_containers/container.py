@@ -186,6 +186,14 @@ class EngineContainer(LivingContainer):
         command += ["--user", user] if user else []
         return [*command, self._name, *argv], {**os.environ, **several}
 
+    def read_variable(self, name: str) -> str:
+        """Return a variable of the container's first process, which has the image's."""
+        try:
+            rows = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError as error:
+            raise SandboxFailure(f"the container's variables cannot be read: {error}") from error
+        return next((value for key, _, value in (row.partition("=") for row in rows) if key == name), "")
+
     def list_changes(self) -> list[Change]:
         """Return the changes of the root, from the engine's `diff`."""
         done = run_engine(self._engine.program, "diff", self._name)

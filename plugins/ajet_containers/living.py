@@ -97,6 +97,10 @@ class LivingContainer(ABC):
         """Return the host's command line that runs `argv` inside, and the command's own environment."""
 
     @abstractmethod
+    def read_variable(self, name: str) -> str:
+        """Return a variable of the container's commands; "" without the variable. Raises SandboxFailure."""
+
+    @abstractmethod
     def list_changes(self) -> list[Change]:
         """Return what was changed since the start. Raises SandboxFailure."""
 

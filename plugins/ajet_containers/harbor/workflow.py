@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -40,7 +40,7 @@ TASK_FILE, HOME_FOLDER = f"{OWN}/task.json", f"{OWN}/home"
 NOT_STARTED = (126, 127)
 """Exit codes of a command that is missing in the container or cannot be executed."""
 KILLED = 137
-UNUSED = ("harness", "template", "folders", "keep", "requirements", "score", "verify")
+UNUSED = ("template", "folders", "keep", "requirements", "score", "verify")
 """Keys of `command_agent` for an agent on the host."""
 
 
@@ -52,10 +52,11 @@ class HarborWorkflow(Workflow):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Check both sections, the engine and its limits. Raises UserError."""
-        cls.settings(config)
+        """Check both sections, the engine and its limits, and install the harness. Raises UserError."""
+        settings = cls.settings(config)
         container = ContainerSettings.read(config)
         container.find_mounts(config)
+        settings.list_harness_folders()
         try:
             check_engine(choose_engine(container.engine), container.choose_limits(None, None, None))
         except SandboxFailure as problem:
@@ -89,7 +90,8 @@ class HarborWorkflow(Workflow):
         settings = self.settings(tuner.config)
         task = HarborTask.read(Path(workflow_task.task.metadata["folder"]))
         endpoint = tuner.as_oai_baseurl_apikey(agent_name=settings.agent)
-        spec = build_spec(task, ContainerSettings.read(tuner.config), tuner.config)
+        harness_folders = await asyncio.to_thread(settings.list_harness_folders)
+        spec = build_spec(task, ContainerSettings.read(tuner.config), tuner.config, harness_folders)
         start_time = time.monotonic()
         async with open_container(spec) as container:
             start_seconds = time.monotonic() - start_time
@@ -118,8 +120,19 @@ class HarborWorkflow(Workflow):
         )  # fmt: skip
 
 
-def build_spec(task: HarborTask, settings: ContainerSettings, config: Any) -> ContainerSpec:
-    """Return the container of a task. Raises ConfigError, TaskError or SandboxFailure."""
+def build_spec(
+    task: HarborTask, settings: ContainerSettings, config: Any, folders: Sequence[Path] = ()
+) -> ContainerSpec:
+    """Return the container of a task.
+
+    Args:
+        folders: folders of the host to mount at the same paths.
+
+    Raises:
+        ConfigError: a mount does not exist.
+        TaskError: the task names a variable that is not set.
+        SandboxFailure: no engine is installed.
+    """
     table = task.table.environment
     return ContainerSpec(
         engine=choose_engine(settings.engine),
@@ -127,7 +140,7 @@ def build_spec(task: HarborTask, settings: ContainerSettings, config: Any) -> Co
         image=table.docker_image,
         folder=task.build_folder,
         root=settings.find_root(table.docker_image, config),
-        mounts=settings.find_mounts(config),
+        mounts=settings.find_mounts(config) | {str(folder): str(folder) for folder in folders},
         environment=resolve_variables(table.env, task.folder),
         build_network=settings.build_network,
         build_timeout=table.build_timeout_sec,
@@ -175,6 +188,8 @@ class _AgentCommand:
         self._values = list_episode_values(workflow_task, self._endpoint, config) | {
             "python": "python3", "base": str(get_base_folder(config)), "folder": workdir, "home": HOME_FOLDER,
         }  # fmt: skip
+        if (programs := settings.harness_folder()) is not None:
+            self._values["harness"] = str(programs)
 
     def files(self) -> FileBundle:
         """Return the task file, the home folder and the files of the YAML."""
@@ -198,7 +213,7 @@ class _AgentCommand:
         kills = container.count_memory_kills()
         ended = await container.run(
             command,
-            environment=self._build_environment(),
+            environment=self._build_environment(container.read_variable("PATH")),
             user=None if table.user is None else str(table.user),
             workdir=self._workdir,
             timeout=settings.timeout or table.timeout_sec,
@@ -228,11 +243,16 @@ class _AgentCommand:
         folder = HOME_FOLDER if name.startswith(HOME) else self._workdir
         return os.path.join(folder, name.removeprefix(HOME))
 
-    def _build_environment(self) -> dict[str, str]:
-        """Return the command's variables. Nothing of ajet's own environment is among them."""
+    def _build_environment(self, path: str) -> dict[str, str]:
+        """Return the command's variables. Nothing of ajet's own environment is among them.
+
+        Args:
+            path: PATH of the image.
+        """
         variables = list_episode_variables(self._endpoint, self._values, TASK_FILE)
         variables |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
         variables |= {"HOME": HOME_FOLDER} if self._settings.home else {}
+        variables |= {"PATH": f"{self._values['harness']}:{path}"} if "harness" in self._values else {}
         yaml_variables: Mapping[str, str | None] = self._settings.env
         variables |= {name: text and fill_placeholders(text, self._values) for name, text in yaml_variables.items()}
         return {name: value for name, value in variables.items() if value is not None}

@@ -207,8 +207,6 @@ def test_images_are_missing_or_cannot_be_built(tmp_path: Path) -> None:
 def test_keys_of_an_agent_on_the_host_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="command_agent.template"):
         play(write_task(tmp_path / "task"), "solve()", template=".")
-    with pytest.raises(ConfigError, match="command_agent.harness"):
-        play(write_task(tmp_path / "task"), "solve()", harness="qwen")
     with pytest.raises(ConfigError, match="command_agent.verify"):
         play(write_task(tmp_path / "task"), "solve()", verify={"command": ["true"]})
     with pytest.raises(ConfigError, match=r"container\.mounts"):
