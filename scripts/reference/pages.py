@@ -7,6 +7,7 @@ commands, the definitions of metrics. What stands around a generated table is re
 from __future__ import annotations
 
 import ast
+import csv
 import json
 import re
 from collections.abc import Collection
@@ -22,11 +23,13 @@ from scripts.environments import ENVIRONMENTS, MOST_MEGABYTES
 from scripts.fresh_installs import INSTALLED, RESOLVED
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
 VERLS_DEFAULTS = "<!-- Defaults: generated from plugins/ajet_verl/verls.py by `make docs`. -->"
 VERLS_KEYS = "<!-- verl's keys: generated from plugins/ajet_verl/layers by `make docs`. -->"
 WORDS = "plugins/ajet_viewer/page/definitions.js"
 INSTALLS = "<!-- Generated from benchmarks/results/installs.jsonl by `make docs`. -->"
 HARNESSES = "<!-- Generated from plugins/ajet_harness/presets by `make docs`. -->"
+STUDY = "<!-- Generated from benchmarks/results/study_*.json by `make docs`. -->"
 MEASURED = "<!-- Generated from benchmarks/results/measured.jsonl by `make docs`. -->"
 
 
@@ -134,6 +137,23 @@ def performance_md() -> str:
             cells = (shown["what"], shown["against"], shown["goal"], shown["measured"], met, script)
             table.append(f"| {' | '.join(cells)} |")
     return _with_table((ROOT / "docs" / "performance.md").read_text(encoding="utf-8"), MEASURED, table)
+
+
+def choosing_md() -> str:
+    """Return the page with its table: held-out success of each algorithm on the tasks of the study."""
+    studies = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("study_*.json"))]
+    names = [group["label"] for group in studies[0]["groups"]]
+    table = [f"| Task | Before | {' | '.join(map(_code, names))} |", f"|---|---|{'---|' * len(names)}"]
+    for study in studies:
+        with (RESULTS / f"study_{study['task']}.csv").open(encoding="utf-8", newline="") as file:
+            first = [float(row["held_out_success"]) for row in csv.DictReader(file) if row["step"] == "0"]
+        different = {each["after"] for each in study["differences"] if each["real"]}
+        cells = [
+            f"{group['held_out']:.2f} ± {group['error']:.2f}{' (holds)' if group['label'] in different else ''}"
+            for group in study["groups"]
+        ]
+        table.append(f"| {study['kind']} | {sum(first) / len(first):.2f} | {' | '.join(cells)} |")
+    return _with_table((ROOT / "docs" / "choosing_an_algorithm.md").read_text(encoding="utf-8"), STUDY, table)
 
 
 def harnesses_md() -> str:
