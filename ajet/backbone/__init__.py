@@ -1,7 +1,7 @@
 """Backbones turn training batches into policy versions. Each owns an engine and, if it trains, an optimizer.
 
 `open_backbone` opens an in-process backbone (`contract.Backbone`) from its descriptor: debug or local. verl and trinity
-run in separate processes and have a runner instead. `open_scorer` opens a `contract.RecordedScorer`, used to recompute
+run in separate processes and have a runner instead. `open_scorer` opens a `LocalScorer`, used to recompute
 log-probabilities. All other packages are the same for every backbone.
 """
 
@@ -14,7 +14,8 @@ from ajet.schema.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ajet.backbone.contract import Backbone, RecordedScorer
+    from ajet.backbone.contract import Backbone
+    from ajet.backbone.local.scorer import LocalScorer
     from ajet.config import Experiment
     from ajet.rollout.teacher import TeacherModel
 
@@ -43,7 +44,7 @@ def open_backbone(experiment: Experiment) -> Backbone:
     return instance
 
 
-def open_scorer(experiment: Experiment, checkpoint: Path | None) -> RecordedScorer:
+def open_scorer(experiment: Experiment, checkpoint: Path | None) -> LocalScorer:
     """Open a scorer that computes log-probabilities as the trainer does.
 
     Args:
@@ -52,7 +53,7 @@ def open_scorer(experiment: Experiment, checkpoint: Path | None) -> RecordedScor
     Raises:
         UserError: the weights cannot be loaded.
     """
-    scorer: RecordedScorer = _load_scorer_class(experiment)(experiment, checkpoint)
+    scorer: LocalScorer = _load_scorer_class(experiment)(experiment, checkpoint)
     return scorer
 
 
@@ -104,7 +105,7 @@ def saved_version(experiment: Experiment, checkpoint: Path) -> int:
     return version
 
 
-def _load_scorer_class(experiment: Experiment) -> type[RecordedScorer]:
+def _load_scorer_class(experiment: Experiment) -> type[LocalScorer]:
     from ajet.config.plugin import load_code
 
     backbone = experiment.backbone
@@ -112,5 +113,5 @@ def _load_scorer_class(experiment: Experiment) -> type[RecordedScorer]:
         raise ConfigError(
             f"This command cannot load the weights of a run of the {backbone.name} backbone.", where="ajet.backbone"
         )
-    kind: type[RecordedScorer] = load_code(backbone.scorer)
+    kind: type[LocalScorer] = load_code(backbone.scorer)
     return kind

@@ -1,5 +1,4 @@
-"""The interfaces of a backbone in one process: `Backbone` owns engine and optimizer, `Scorer` computes
-log-probabilities.
+"""`Backbone`, the interface of a backbone in one process: it owns engine and optimizer, and opens scorers.
 
 A scorer uses the current weights, the reference weights or those of a checkpoint (DESIGN decision 4).
 
@@ -23,8 +22,7 @@ from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
 
 if TYPE_CHECKING:
-    from ajet.config import Experiment
-    from ajet.context_tracker.packing import PackedRow
+    from ajet.backbone.local.scorer import Scorer
 
 
 @dataclass(slots=True)
@@ -121,83 +119,6 @@ class Backbone(Protocol):
 
     def close(self) -> None:
         """Release the engine and all memory. Idempotent."""
-        ...
-
-
-class Scorer(Protocol):
-    """Computes log-probabilities of one model as the trainer does."""
-
-    dtype: str
-    """Number format of the weights: float32, bfloat16…"""
-    device: str
-
-    @property
-    def shares_prefixes(self) -> bool:
-        """True if a row may hold trees of samples that share a prefix, so the prefix is computed once."""
-        ...
-
-    def logprobs(self, row: PackedRow, temperature: float = 1.0) -> Floats:
-        """Return the log-probabilities of the row's targets, shape [K]."""
-        ...
-
-    def truncated(
-        self, row: PackedRow, temperature: float, top_p: float, top_k: int, *, slack: float
-    ) -> tuple[Floats, Floats]:
-        """Return bounds of each target's log-probability after top_k and top_p: lowest [K] and highest [K].
-
-        Rounding decides whether tokens at the border of top_p belong to the distribution, so only bounds are known.
-
-        Args:
-            slack: probability mass that rounding may move across the border of top_p.
-        """
-        ...
-
-
-class RecordedScorer(Scorer, Protocol):
-    """A scorer with the weights of one policy version, without a trainer."""
-
-    def __init__(self, experiment: Experiment, checkpoint: Path | None) -> None:
-        """Load the weights in `checkpoint`, or the weights at the start of the run for None.
-
-        Raises:
-            UserError: the weights cannot be loaded.
-        """
-        ...
-
-    @staticmethod
-    def version_of(checkpoint: Path) -> int:
-        """Return the policy version in a checkpoint.
-
-        Raises:
-            UserError: the version is unknown.
-        """
-        ...
-
-    def reference(self, samples: Sequence[Sample], temperature: float) -> list[Floats]:
-        """Return log-probabilities of the model before training, shape [T] per sample.
-
-        The loaded weights must be those of the model before training, except for adapters.
-        """
-        ...
-
-    def losses(
-        self, batch: TrainingBatch, *, version: int, reference: Sequence[Floats] | None
-    ) -> dict[str, RecomputedLoss]:
-        """Recompute `loss`, and `kl` if a KL term is configured, of one optimizer step over the batch.
-
-        The numbers are computed from the loaded weights, as the trainer computes them.
-
-        Args:
-            version: policy version of the loaded weights.
-            reference: reference log-probabilities, shape [T] per sample; read only if a KL term is configured.
-        """
-        ...
-
-    def widen(self) -> bool:
-        """Switch to float32 with the same weights. Return False if memory is too small.
-
-        The scorer is unusable after False.
-        """
         ...
 
 

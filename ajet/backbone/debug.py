@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ajet.backbone.contract import Rehearsal, Scorer, Update
+from ajet.backbone.contract import Backbone, Rehearsal, Update
 from ajet.engine.adapters import Adapters
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ajet.backbone.local.scorer import Scorer
     from ajet.config import Experiment
     from ajet.engine.contract import ChatEngine, TokenEngine
     from ajet.engine.watched import Watch
 
 
-class UntrainedBackbone:
+class UntrainedBackbone(Backbone):
     """Owns an engine and never trains. A subclass opens the engine."""
 
     trains = False
     engine: TokenEngine | ChatEngine
-    tokenizer: Any
-    adapters: Adapters
+    adapters = Adapters([])
 
     @property
     def version(self) -> int:
@@ -88,7 +88,6 @@ class DebugBackbone(UntrainedBackbone):
         from ajet.engine.watched import WatchedChat, WatchedEngine
 
         self.tokenizer = None
-        self.adapters = Adapters([])
         rollout = experiment.ajet.rollout
         if rollout.engine == "endpoint":
             from ajet.engine.endpoint import EndpointEngine

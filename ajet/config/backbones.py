@@ -123,7 +123,10 @@ class Descriptor:
     None: `ajet.commands.runner.InProcessRunner`.
     """
     scorer: str | None = None
-    """Reference to an `ajet.backbone.contract.RecordedScorer` class. None: recorded weights cannot be loaded."""
+    """Reference to a class with the methods of `ajet.backbone.local.scorer.LocalScorer`.
+
+    None: recorded weights cannot be loaded.
+    """
     layer: Path | None = None
     """A YAML of `ajet` keys with other defaults, between ours and the user's."""
     roots: tuple[str, ...] = ()

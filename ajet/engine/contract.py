@@ -189,7 +189,7 @@ def compute_reply_limit(request: TokenRequest, *, max_model_len: int, vocabulary
     return min(request.sampling.max_tokens, free_tokens)
 
 
-class EngineWrapper:
+class EngineWrapper(TokenEngine):
     """Base class of engines that wrap another engine."""
 
     def __init__(self, engine: TokenEngine) -> None:

@@ -35,10 +35,8 @@ Weights = Callable[[], Iterable[tuple[str, Any]]]
 class EngineFollower(Protocol):
     """A token engine whose weights can be replaced by those in a folder."""
 
+    engine: TokenEngine
     tokenizer: Any
-
-    @property
-    def engine(self) -> TokenEngine: ...
 
     @property
     def version(self) -> int:
@@ -75,8 +73,10 @@ class EngineFollower(Protocol):
         ...
 
 
-class LocalFollower(ABC):
-    """An EngineFollower whose engine is this process's own. `load_weights` is as in `EngineFollower`."""
+class LocalFollower(EngineFollower, ABC):
+    """An EngineFollower whose engine is this process's own."""
+
+    engine: PausableEngine
 
     def __init__(self, engine: PausableEngine, tokenizer: Any) -> None:
         self.engine, self.tokenizer = engine, tokenizer

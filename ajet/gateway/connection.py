@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import Config
@@ -19,22 +19,10 @@ from ajet.gateway.asgi import LOST, WATCH, Leave
 from ajet.gateway.limits import PEER
 
 if TYPE_CHECKING:
-    from ajet.gateway.limits import ServerCounters
+    from ajet.gateway.listener import Acceptor
 
 
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
-
-
-class ConnectionOwner(Protocol):
-    """The listener of a connection: `ajet.gateway.listener.Acceptor`, which imports this module."""
-
-    shared: ServerCounters
-
-    def forget_stranger(self, connection: Connection) -> None:
-        """Stop counting the connection as a stranger, that is, as one that has shown no valid key yet."""
-
-    def left(self, connection: Connection) -> None:
-        """Remove a closed connection from all counts."""
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -42,7 +30,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def __init__(
         self,
-        acceptor: ConnectionOwner,
+        acceptor: Acceptor,
         config: Config,
         state: ServerState,
         loop: asyncio.AbstractEventLoop,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.engine.drivers import EngineFollower
 from ajet.engine.remote_server import AWAY, ServerAwayError
 from ajet.record.checkpoint import Checkpoint, inspect_checkpoint
 from ajet.schema.errors import UserError
@@ -27,13 +28,16 @@ from ajet_vllm.server_weights import ConcurrentLoadError
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.engine.probe import WeightsProbe
+    from ajet_vllm.remote import RemoteEngine
 
 UNKNOWN = -1
 """Version of a server with weights not verified yet, or changed by another process."""
 
 
-class ServerFollower:
-    """Implements `ajet.engine.drivers.EngineFollower` for a remote server."""
+class ServerFollower(EngineFollower):
+    """Follows with the weights of a remote server."""
+
+    engine: RemoteEngine
 
     def __init__(self, config: AjetConfig, tokenizer: Any, first: Path) -> None:
         """Connect to the server. `first`: folder of model.path, to restore the initial weights."""
@@ -60,10 +64,7 @@ class ServerFollower:
         *,
         is_leader: bool = True,
     ) -> bool:
-        """Load a policy version into the server, as described in `EngineFollower`.
-
-        Returns:
-            False if the server cannot load weights; `self.version` then stays at the version in use.
+        """Load a policy version into the server.
 
         Raises:
             FileNotFoundError: the weights are not available, or the server is away and may be restarting.

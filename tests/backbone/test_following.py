@@ -14,9 +14,9 @@ from ajet.config import Experiment
 
 def test_every_declared_attribute_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`watch` was inherited from the debug backbone, and never set."""
-    follower = SimpleNamespace(engine=object(), tokenizer=object(), version=3)
+    follower = SimpleNamespace(engine=object(), tokenizer=object(), version=3, load_weights=object())
     monkeypatch.setattr(following, "open_follower", lambda config, base: follower)
     opened = FollowingBackbone(Experiment.from_dict({"ajet": {}}, base=tmp_path, exp_dir=tmp_path))
     declared = {name for kind in FollowingBackbone.__mro__ for name in vars(kind).get("__annotations__", ())}
-    assert declared == {"engine", "tokenizer", "adapters"} and all(hasattr(opened, name) for name in declared)
+    assert declared == {"engine", "tokenizer", "trains"} and all(hasattr(opened, name) for name in declared)
     assert opened.engine is follower.engine and opened.version == 3

@@ -24,7 +24,7 @@ from loguru import logger
 
 from ajet.algorithm import open_algorithm
 from ajet.backbone.canary import PROMPT, REPLY, Canary, compute_gap
-from ajet.backbone.contract import Rehearsal, Scorer, Update, score_samples
+from ajet.backbone.contract import Backbone, Rehearsal, Update, score_samples
 from ajet.backbone.local.machine import (
     bound_kernel_caches,
     choose_device,
@@ -48,12 +48,13 @@ from ajet.schema.episode import SampledSpan, Timeline
 from ajet.schema.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
+    from ajet.backbone.local.scorer import Scorer
     from ajet.config import AjetConfig, Experiment
     from ajet.engine.contract import ChatEngine, PausableEngine
     from ajet.engine.model_source import ModelSource
 
 
-class LocalBackbone:
+class LocalBackbone(Backbone):
     """Trains in this process.
 
     Raises:
@@ -61,6 +62,7 @@ class LocalBackbone:
     """
 
     trains = True
+    version = 0
 
     def __init__(self, experiment: Experiment) -> None:
         from ajet.engine.model_source import locate_model
@@ -95,7 +97,6 @@ class LocalBackbone:
             str(weights.values.dtype).removeprefix("torch."),
             device,
         )
-        self.version = 0
         policy = self.trainer.policy
         self._sampler = find_driver(config).open_trained(config, source, policy.model, policy.changed, verdicts)
         self.engine: TokenEngine | ChatEngine = self._sampler

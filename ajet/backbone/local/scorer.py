@@ -34,14 +34,13 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ajet.backbone.contract import RecomputedLoss
     from ajet.backbone.local.packed_forward import PackedForward
     from ajet.config import Experiment
-    from ajet.schema.batch import Sample, TrainingBatch
+    from ajet.schema.batch import Sample
 
 
-class ForwardScorer:
-    """Computes log-probabilities with a loaded model.
+class Scorer:
+    """Computes log-probabilities with a loaded model, as the trainer does.
 
     Args:
         weights: any of the model's weights, for dtype and device.
@@ -67,6 +66,8 @@ class ForwardScorer:
     ) -> tuple[Floats, Floats]:
         """Return bounds of each target's log-probability after top_k and top_p: lowest [K] and highest [K].
 
+        Rounding decides whether tokens at the border of top_p belong to the distribution, so only bounds are known.
+
         Args:
             slack: probability mass that rounding may move across the border of top_p.
         """
@@ -74,7 +75,7 @@ class ForwardScorer:
         return low.cpu().numpy(), high.cpu().numpy()
 
 
-class LocalScorer(ForwardScorer):
+class LocalScorer(Scorer):
     """Scores with the experiment's model and the weights in `checkpoint`, or the model's own weights without one.
 
     Raises:
@@ -122,13 +123,18 @@ class LocalScorer(ForwardScorer):
         policy = self._policy
         has_adapters = bool(policy.adapters) or policy.adapted is not None
         with policy.reference() if has_adapters else nullcontext(policy.forward) as forward:
-            scorer = ForwardScorer(forward, policy.weights.values)
+            scorer = Scorer(forward, policy.weights.values)
             return score_samples(scorer, samples, tokens=self._row_tokens, temperature=temperature)
 
     def losses(
         self, batch: TrainingBatch, *, version: int, reference: Sequence[Floats] | None
     ) -> dict[str, RecomputedLoss]:
-        """Recompute `loss`, and `kl` if a KL term is configured, of one optimizer step over the batch."""
+        """Recompute `loss`, and `kl` if a KL term is configured, of one optimizer step over the batch.
+
+        Args:
+            version: policy version of the loaded weights.
+            reference: reference log-probabilities, shape [T] per sample; read only if a KL term is configured.
+        """
         config = self._experiment.ajet
         tokens = TokenLoss.from_settings(config.trainer_common, open_algorithm(config, base=self._experiment.base))
         rows = pack(batch.samples, self._row_tokens, share_prefixes=self.shares_prefixes)
@@ -142,8 +148,6 @@ class LocalScorer(ForwardScorer):
 
     def widen(self) -> bool:
         """Switch to float32 with the same weights. Return False if memory is too small; the scorer is then unusable."""
-        import torch
-
         try:
             self._policy.model.float()
         except torch.OutOfMemoryError:

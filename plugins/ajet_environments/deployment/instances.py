@@ -22,18 +22,26 @@ MAX_SILENT_CALLS = 3
 
 
 class McpInstance:
-    """A `ServerInstance` over one MCP session, used by one episode or shared by all."""
+    """A running instance of a tool server over one MCP session, used by one episode or shared by all."""
 
     def __init__(self, session: Session, tools: Sequence[Tool], *, shared: bool = False) -> None:
         self._session, self._is_shared, self._silent_calls = session, shared, 0
         self._is_dead = False
         self.tools: Sequence[Mapping[str, Any]] = [_build_listing(tool) for tool in tools]
+        """The tools as listed by MCP, with the server's own names."""
 
     @property
     def is_alive(self) -> bool:
+        """False once the instance cannot answer any more."""
         return not self._is_dead and not self._session.ended
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Call a tool and return the result of MCP's `tools/call`.
+
+        Raises:
+            BoundaryError: the call failed outside the tool. The instance is then unusable, unless it is shared and
+                still `is_alive`.
+        """
         try:
             reply = await self._session.call(name, arguments)
         except CallFailedError as problem:
@@ -47,6 +55,7 @@ class McpInstance:
         return result if reply.structured is None else {**result, "structuredContent": reply.structured}
 
     async def close(self) -> None:
+        """End the server and all its child processes."""
         self._is_dead = True
         await self._session.close()
 

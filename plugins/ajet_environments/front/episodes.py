@@ -13,12 +13,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
 from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure, UserError
-from ajet_environments.front.servers import InstancePool, Json, ServerInstance
+from ajet_environments.front.servers import InstancePool, Json
+
+if TYPE_CHECKING:
+    from ajet_environments.deployment.instances import McpInstance
 
 MAX_TABLES = 256
 """Server selections with a cached tool table."""
@@ -50,7 +53,7 @@ class FrontEpisode:
     is_stateless: bool = False
     """True for a client without an episode: only shared servers answer."""
     last_used: float = 0.0
-    instances: dict[str, ServerInstance] = field(default_factory=dict)
+    instances: dict[str, McpInstance] = field(default_factory=dict)
     locks: dict[str, asyncio.Lock] = field(default_factory=dict)
     running: int = 0
     ended: asyncio.Event | None = None
@@ -209,7 +212,7 @@ class FrontEpisodes:
             if episode.ended is not None and not episode.running:
                 episode.ended.set()
 
-    async def _take_instance(self, episode: FrontEpisode, server: InstancePool) -> ServerInstance:
+    async def _take_instance(self, episode: FrontEpisode, server: InstancePool) -> McpInstance:
         _require_open(episode)
         if server.per == "shared":
             return await server.take()
@@ -227,7 +230,7 @@ class FrontEpisodes:
             return instance
 
     def _record_loss(
-        self, episode: FrontEpisode, server: InstancePool, instance: ServerInstance, problem: BoundaryError
+        self, episode: FrontEpisode, server: InstancePool, instance: McpInstance, problem: BoundaryError
     ) -> BoundaryError:
         """Mark the episode as lost if its exclusive instance died, and return the error to raise.
 

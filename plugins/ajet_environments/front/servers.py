@@ -12,44 +12,20 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from loguru import logger
 
 from ajet.schema.errors import BoundaryError, EnvironmentFailure
 
+if TYPE_CHECKING:
+    from ajet_environments.deployment.instances import McpInstance
+
 Json = Mapping[str, Any]
 Per = Literal["episode", "shared"]
 
 
-class ServerInstance(Protocol):
-    """One running instance of a tool server (process, container or remote session)."""
-
-    @property
-    def tools(self) -> Sequence[Json]:
-        """The tools as listed by MCP, with the server's own names."""
-        ...
-
-    @property
-    def is_alive(self) -> bool:
-        """False once the instance cannot answer any more."""
-        ...
-
-    async def call(self, name: str, arguments: Json) -> Json:
-        """Call a tool and return the result of MCP's `tools/call`.
-
-        Raises:
-            BoundaryError: the call failed outside the tool. The instance is then unusable, unless it is shared and
-                still `is_alive`.
-        """
-        ...
-
-    async def close(self) -> None:
-        """End the server and all its child processes."""
-        ...
-
-
-StartInstance = Callable[[str], Awaitable[ServerInstance]]
+StartInstance = Callable[[str], Awaitable["McpInstance"]]
 """Starts an instance for the named episode; "" starts a spare one. Raises BoundaryError."""
 
 
@@ -71,8 +47,8 @@ class InstancePool:
     tools: Sequence[Json] = ()
     patience: float = 120.0
     """Seconds to wait for a free instance."""
-    waiting: list[ServerInstance] = field(default_factory=list)
-    queue: deque[asyncio.Future[ServerInstance | None]] = field(default_factory=deque)
+    waiting: list[McpInstance] = field(default_factory=list)
+    queue: deque[asyncio.Future[McpInstance | None]] = field(default_factory=deque)
     """Futures of waiting episodes; the result None permits a start."""
     used: int = 0
     starting: set[asyncio.Task[None]] = field(default_factory=set)
@@ -97,7 +73,7 @@ class InstancePool:
         else:
             await _ignore_failures(first.close())
 
-    async def take(self, episode: str = "") -> ServerInstance:
+    async def take(self, episode: str = "") -> McpInstance:
         """Return an instance for an episode: a spare one, or a newly started one.
 
         Args:
@@ -116,7 +92,7 @@ class InstancePool:
             self._free_slot()
             raise
 
-    async def give_back(self, instance: ServerInstance) -> None:
+    async def give_back(self, instance: McpInstance) -> None:
         """Return an instance to the pool: reset it for the next episode, else close it."""
         if self.per == "shared":
             return
@@ -128,7 +104,7 @@ class InstancePool:
         finally:
             self._free_slot()
 
-    async def _reset_instance(self, instance: ServerInstance) -> bool:
+    async def _reset_instance(self, instance: McpInstance) -> bool:
         """Call the server's reset tool. Return True if the next episode may use the instance."""
         is_wanted = not self.is_closed and (self.queue or len(self.waiting) < max(self.spare, 1))
         if not (self.reset and instance.is_alive and is_wanted):
@@ -140,14 +116,14 @@ class InstancePool:
             return False
         return not answer.get("isError")
 
-    async def _wait_for_turn(self) -> ServerInstance | None:
+    async def _wait_for_turn(self) -> McpInstance | None:
         """Wait for a free instance, or for permission to start one (None).
 
         Either result occupies one slot of `limit`. Raises EnvironmentFailure after `patience` seconds.
         """
         if self.is_closed:
             raise self._make_ended_error()
-        turn: asyncio.Future[ServerInstance | None] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[McpInstance | None] = asyncio.get_running_loop().create_future()
         self.queue.append(turn)
         self._grant_turns()
         try:
@@ -186,7 +162,7 @@ class InstancePool:
         self._grant_turns()
         self._start_spares()
 
-    def _pop_waiting(self) -> ServerInstance | None:
+    def _pop_waiting(self) -> McpInstance | None:
         while self.waiting:
             instance = self.waiting.pop(0)
             if instance.is_alive:
@@ -211,7 +187,7 @@ class InstancePool:
             await _ignore_failures(instance.close())
         self.waiting.clear()
 
-    async def _take_shared(self) -> ServerInstance:
+    async def _take_shared(self) -> McpInstance:
         async with self.renewing:
             if self.is_closed:
                 raise self._make_ended_error()

@@ -19,7 +19,7 @@ from ajet.config.schema.choices import is_reference
 from ajet_proof.tokens.proof_gaps import FLOOR
 
 if TYPE_CHECKING:
-    from ajet.backbone.contract import RecordedScorer
+    from ajet.backbone.local.scorer import LocalScorer
     from ajet.config import AjetConfig
     from ajet.schema.batch import TrainingBatch
     from ajet.schema.call import Floats
@@ -95,7 +95,7 @@ class LossChecker:
 
     def check_step(
         self,
-        scorer: RecordedScorer,
+        scorer: LocalScorer,
         step: int,
         batch: TrainingBatch,
         row: Mapping[str, Any],

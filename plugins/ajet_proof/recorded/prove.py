@@ -34,7 +34,7 @@ from ajet_proof.tokens.proof import Proof, WrongToken, prove
 from ajet_proof.tokens.proof_gaps import Spread
 
 if TYPE_CHECKING:
-    from ajet.backbone.contract import RecordedScorer
+    from ajet.backbone.local.scorer import LocalScorer
     from ajet.config import AjetConfig, Experiment
     from ajet.schema.batch import TrainingBatch
     from ajet.schema.call import Floats
@@ -326,7 +326,7 @@ def prove_logprobs(
     read_episodes: Callable[[PlayedFile], Sequence[Episode]],
     at_most: int | None,
     tolerance: float | None,
-    check_version: Callable[[int, RecordedScorer], None] | None = None,
+    check_version: Callable[[int, LocalScorer], None] | None = None,
 ) -> None:
     """Recompute the log-probabilities of the report's episode files, and add the findings to the report.
 
@@ -366,14 +366,14 @@ def prove_logprobs(
 
 def _make_loss_check(
     report: ProofReport, experiment: Experiment, held: StepChecker
-) -> Callable[[int, RecordedScorer], None]:
+) -> Callable[[int, LocalScorer], None]:
     """Return a function that checks the losses of all steps whose update started from a policy version.
 
     The function takes the version and a scorer with its weights.
     """
     from ajet.backbone import open_scorer
 
-    first: list[RecordedScorer] = []
+    first: list[LocalScorer] = []
 
     def reference(batch: TrainingBatch) -> Sequence[Floats] | None:
         if not experiment.ajet.trainer_common.use_kl_loss:
@@ -381,7 +381,7 @@ def _make_loss_check(
         first[:] = first or [open_scorer(experiment, None)]
         return first[0].reference(batch.samples, batch.temperature)
 
-    def hold(version: int, scorer: RecordedScorer) -> None:
+    def hold(version: int, scorer: LocalScorer) -> None:
         begun = held.losses.list_steps_from(version)
         for play in (play for play in report.plays if play.split == "train" and play.step in begun):
             recorded = list(_read_episodes(report.target, play.file, []))

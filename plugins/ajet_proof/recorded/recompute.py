@@ -21,7 +21,7 @@ from ajet_proof.tokens.proof_gaps import FLOOR, Doubles, Noise, Spread, measure_
 from ajet_proof.tokens.proof_lines import is_untruncated, prove_rows
 
 if TYPE_CHECKING:
-    from ajet.backbone.contract import RecordedScorer
+    from ajet.backbone.local.scorer import LocalScorer
     from ajet.config import AjetConfig
     from ajet.schema.episode import Episode, Split, Timeline
 
@@ -49,7 +49,7 @@ class LogprobRecomputation:
         tolerance: Allowed difference of a single improbable token, in nats.
     """
 
-    def __init__(self, scorer: RecordedScorer, settings: AjetConfig, *, version: int, tolerance: float) -> None:
+    def __init__(self, scorer: LocalScorer, settings: AjetConfig, *, version: int, tolerance: float) -> None:
         self._scorer, self._settings = scorer, settings
         self._version, self._tolerance = version, tolerance
         self._gaps: list[tuple[int, Split, str, float, Doubles]] = []

@@ -37,7 +37,7 @@ from ajet_proof.recorded.losses import OTHERS, LossChecker
 from ajet_proof.recorded.validations import CLOSE, NAMED_BY_RUN, ValidationChecker
 
 if TYPE_CHECKING:
-    from ajet.backbone.contract import RecordedScorer
+    from ajet.backbone.local.scorer import LocalScorer
     from ajet.config import AjetConfig, Experiment
     from ajet.schema.batch import TrainingBatch
     from ajet.schema.call import Floats
@@ -258,7 +258,7 @@ class StepChecker:
 
     def check_loss(
         self,
-        scorer: RecordedScorer,
+        scorer: LocalScorer,
         step: int,
         found: Sequence[tuple[Episode, Outcome]],
         reference: Callable[[TrainingBatch], Sequence[Floats] | None],
