@@ -56,7 +56,7 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     from ajet.commands.plan import require_present
     from ajet.commands.runner import apply_sections, load_algorithm, load_runner
     from ajet.config.idle import format_idle_keys
-    from ajet.record.console import console
+    from ajet.record.console import print_line
     from ajet.schema.commands import format_command
     from ajet.schema.errors import UserError
     from ajet.train.remarks import format_remarks, review_settings, review_tasks
@@ -83,4 +83,4 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     valid = f"{conf} is valid. Not checked: {unchecked_list}; --dry-run checks them."
     for text in (valid, overridden, defaults, idle, format_remarks(remarks, experiment)):
         if text:
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            print_line(text)

@@ -38,10 +38,8 @@ def gc(
 
     Default limits are those in the run's settings. Files that a remaining checkpoint needs are never deleted.
     """
-    from rich.table import Table
-
     from ajet.commands.gc import collect_removable_files
-    from ajet.record.console import console, format_bytes
+    from ajet.record.console import console, format_bytes, make_table
 
     removable = collect_removable_files(
         run, exp_dir.absolute(), episodes=episodes, arrays=arrays, checkpoints=checkpoints, yes=yes
@@ -54,9 +52,7 @@ def gc(
         "arrays": removable.bounds.arrays,
         "checkpoints": removable.checkpoints,
     }
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("kind", "kept", "goes", "bytes"):
-        table.add_column(name, justify="left" if name == "kind" else "right")
+    table = make_table("kind", "kept", "goes", "bytes")
     for kind, (count, size) in removable.sizes.items():
         bound = bounds.get(kind)
         bound_text = "none" if kind in ("leftovers", "store") else "all" if bound is None else f"{bound} newest"

@@ -39,9 +39,9 @@ def plan(
 
     from ajet.commands.plan import show_plan
     from ajet.commands.runner import format_start_command
-    from ajet.record.console import console
+    from ajet.record.console import print_line
 
     started = show_plan(experiment, gpu=gpu)
     start = format_start_command(experiment, experiment.ajet.backbone)
-    console.print(f"{started}. To start the run: {start}", markup=False, highlight=False, soft_wrap=True)
+    print_line(f"{started}. To start the run: {start}")
     return 0

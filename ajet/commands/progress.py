@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ajet.record.console import console, counted, format_seconds, keep_pairs, printable
+from ajet.record.console import console, counted, format_seconds, keep_pairs, print_line, printable
 from ajet.record.curve import NotebookCurve, notebook_cell
 from ajet.record.files import read_rows
 from ajet.record.held_out import format_scored_count, format_unscored, format_validation
@@ -65,7 +65,7 @@ class TrainingProgress:
             if not validation and self._step_began is not None:
                 line = self._estimate.add_episode(time.monotonic() - self._step_began)
                 if line:
-                    console.print(line, markup=False, soft_wrap=True)
+                    print_line(line)
             if self._curve is not None and time.monotonic() - self._drawn >= DRAWN_EVERY_S:
                 self._drawn = time.monotonic()
                 self._curve.draw(f"{self._bar.title}: {counted(self._bar.done, 'episode')}")
@@ -84,7 +84,7 @@ class TrainingProgress:
             text = keep_pairs(f"held out: {_describe_validation(metrics)}")
             console.print(f"step {step:>4}/{total}  [bold]{text}[/]", soft_wrap=True)
             return
-        console.print(keep_pairs(format_step(step, total, metrics)), markup=False, soft_wrap=True)
+        print_line(keep_pairs(format_step(step, total, metrics)))
         if (step == 1 or step % SAMPLE_EVERY == 0) and "train/rows" not in metrics:
             self._show_sample()
         self._sample = None

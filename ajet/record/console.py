@@ -17,6 +17,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.console import Console
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -132,6 +133,19 @@ console = SafeConsole(highlight=False)
 def print_line(text: str | Text, style: str | None = None) -> None:
     """Print text without markup, in which only a terminal breaks lines."""
     console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def make_table(*names: str, texts: int = 1) -> Table:
+    """Return a table whose first `texts` columns are text, and the others numbers."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for index, name in enumerate(names):
+        table.add_column(name, justify="right" if index >= texts else "left", overflow="fold")
+    return table
+
+
+def format_number(value: float | None, form: str = ".3f") -> str:
+    """Return a number in the format `form`, or a dash for None."""
+    return "–" if value is None else format(value, form)
 
 
 def counted(count: int, thing: str) -> str:

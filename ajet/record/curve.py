@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet.record.console import console
+from ajet.record.console import console, print_line
 from ajet.record.held_out import rows_of_last_judge
 from ajet.schema.commands import format_extra_install
 
@@ -109,7 +109,7 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> bool:
         return False
     width = max(20, min(WIDTH, console.width - 12)) if console.is_terminal else WIDTH
     if len(training.points) + len(held_out.points) >= FEWEST_DRAWN:
-        console.print(text_curve(training, held_out, width=width), markup=False, soft_wrap=True)
+        print_line(text_curve(training, held_out, width=width))
     draw_png(rows, path, title=path.parent.name)
     return True
 

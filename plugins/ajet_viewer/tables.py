@@ -12,7 +12,7 @@ from typing import Any, get_args
 from rich.table import Table
 
 from ajet.commands.episode_panel import show_episode
-from ajet.record.console import console, counted, format_age
+from ajet.record.console import console, counted, format_age, format_number, print_line
 from ajet.record.find_run import newest_run, run_folder, suggest_run
 from ajet.record.gamed import GAMED
 from ajet.record.learned import LEARNED_NOTHING
@@ -44,7 +44,7 @@ def show_runs(root: Path, *, debug: bool = True) -> int:
     rows = [row for row in (Library(root).runs() if root.is_dir() else []) if debug or row["kind"] != "debug"]
     if not rows:
         start = format_command("--conf", "FILE.yaml", "--backbone", "local")
-        console.print(f"There are no runs in {root}. To start one: {start}", markup=False, soft_wrap=True)
+        print_line(f"There are no runs in {root}. To start one: {start}")
         return 0
     narrow = console.width < NARROW
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0) if narrow else (0, 1))
@@ -65,9 +65,9 @@ def show_runs(root: Path, *, debug: bool = True) -> int:
         state += ", [yellow]learned nothing[/]" if row[LEARNED_NOTHING] else ""
         state += ", [yellow]rewards gamed?[/]" if row[GAMED] else ""
         table.add_row(
-            _escape_text(row["name"]), state, str(row["step"] if row["step"] is not None else "–"),
-            " ".join(filter(None, (_format_number(reward), row["reward_short"]))),
-            row["held_out_short"] or _format_number(None), format_age(row["updated"]).removesuffix(" ago"),
+            _escape_text(row["name"]), state, format_number(row["step"], "d"),
+            " ".join(filter(None, (format_number(reward, ".3g"), row["reward_short"]))),
+            row["held_out_short"] or format_number(None), format_age(row["updated"]).removesuffix(" ago"),
         )  # fmt: skip
     console.print(table)
     return 0
@@ -136,10 +136,6 @@ def _describe_episodes(rows: list[dict[str, Any]]) -> str:
     counts = ", ".join(f"{count} of the split {split}" for split, count in splits.items())
     steps = [row["step"] for row in rows]
     return f"No episode matches this step and split; recorded are {counts}, steps {min(steps)} to {max(steps)}."
-
-
-def _format_number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
 
 
 def _escape_text(text: str) -> str:

@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ajet.config.programs import build_command
 from ajet.config.record_file import has_record_file, list_record_folder
-from ajet.record.console import console
+from ajet.record.console import console, print_line
 from ajet.record.find_run import newest_run, suggest_run
 from ajet.record.held_folder import HeldFolder
 from ajet.schema.addresses import is_loopback, list_loopback_hosts
@@ -132,9 +132,7 @@ def open_viewer(
     if views.library.only is None and not views.library.names():
         if file is not None:
             raise UserError("This folder contains no run.", where=str(place), expected="a run")
-        console.print(
-            f"{place} contains no run yet; new runs appear here when they start.", markup=False, soft_wrap=True
-        )
+        print_line(f"{place} contains no run yet; new runs appear here when they start.")
     if file is None:
         return _serve_views(views, host, port, browser, is_attached)
     return _write_page(views, place, file)
@@ -188,7 +186,7 @@ def _write_page(views: Views, place: Path, file: Path) -> int:
     except OSError as error:
         raise UserError(f"The file cannot be written: {error.strerror}.", where=str(file)) from error
     size = f"{file.stat().st_size / 1e6:.1f} MB"
-    console.print(f"{file}: {size}, opens without a network connection", markup=False, soft_wrap=True)
+    print_line(f"{file}: {size}, opens without a network connection")
     return 0
 
 
@@ -285,7 +283,7 @@ def start_viewer(run: RunDirectory) -> ViewerProcess | None:
         )
         return None
     run.status.add_process(process.pid, "viewer")
-    console.print(line, markup=False, soft_wrap=True)
+    print_line(line)
     address = line.removeprefix("Viewer: ")
     return ViewerProcess(process, address, open_page(address))
 

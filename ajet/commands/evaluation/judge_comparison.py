@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
-from rich.table import Table
-
 from ajet.record.attempts import AttemptRecord
-from ajet.record.console import console, counted, print_line, printable
+from ajet.record.console import console, counted, format_number, make_table, print_line, printable
 from ajet.record.intervals import kappa, kappa_interval
 from ajet.train.accounting import correlate
 
@@ -145,21 +143,21 @@ def print_comparison(found: JudgeComparison) -> None:
     table = make_table("judge", "decided", "mean reward", "calls", "cost", "a verdict")
     for each in found.judges:
         table.add_row(
-            printable(each.judge), f"{each.decided}/{each.episodes}", _format_number(each.reward), f"{each.calls:.0f}",
+            printable(each.judge), f"{each.decided}/{each.episodes}", format_number(each.reward), f"{each.calls:.0f}",
             f"{each.cost:.4g}", "–" if each.seconds is None else _format_time(each.seconds),
         )  # fmt: skip
     console.print(table)
     for each in found.list_undecided():
         cause = f": {printable(each.failure)[:300]}" if each.failure else ""
-        line = f"{printable(each.judge)}: no result: the judge returned no score for any episode (exit code 1){cause}"
-        print_line(line)
+        print_line(
+            f"{printable(each.judge)}: no result: the judge returned no score for any episode (exit code 1){cause}"
+        )
     table = make_table("judges", "both decided", "agree", "kappa (95 %)", "correlation")
     for pair in found.pairs:
-        agree = "–" if pair.agreement is None else f"{pair.agreement:.1%}"
         ends = f" ({pair.kappa_low:.2f} to {pair.kappa_high:.2f})" if pair.kappa_low is not None else ""
         table.add_row(
             printable(f"{pair.one}, {pair.other}"), str(pair.both),
-            agree, f"{_format_number(pair.kappa)}{ends}", _format_number(pair.correlation),
+            format_number(pair.agreement, ".1%"), f"{format_number(pair.kappa)}{ends}", format_number(pair.correlation),
         )  # fmt: skip
     console.print(table)
     for pair in found.pairs:
@@ -174,18 +172,6 @@ def print_comparison(found: JudgeComparison) -> None:
             )
             line = f"  {episode.uuid[:12]}  {episode.task[:24]}  {', '.join(verdicts)}"
             print_line(printable(line))
-
-
-def make_table(*names: str, texts: int = 1) -> Table:
-    """Return a table whose first `texts` columns are text, and the others numbers."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for index, name in enumerate(names):
-        table.add_column(name, justify="right" if index >= texts else "left", overflow="fold")
-    return table
-
-
-def _format_number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
 
 
 def _format_time(seconds: float) -> str:

@@ -15,13 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from ajet.commands.evaluation import judge_comparison
 from ajet.commands.evaluation.judged import YAML
 from ajet.commands.evaluation.play import EvaluationResult, ModelScores
 from ajet.record.attempts import TAG_KEYS
-from ajet.record.console import console, counted, print_line, printable
+from ajet.record.console import console, counted, format_number, make_table, print_line, printable
 from ajet.record.intervals import plus_minus
 from ajet.record.scores import Scores, TaskRate
 from ajet.schema.errors import MissingExtraError, UserError
@@ -41,7 +39,7 @@ def print_report(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> No
     everything = [scores for each in result.evaluated for scores in (each.scores, *each.judged.values())]
     console.print(_describe_played(result), soft_wrap=True)
     names = _choose_columns(everything)
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = make_table()
     table.add_column("model", overflow="fold", min_width=min(24, max(len(e.model.label) for e in result.evaluated)))
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
@@ -85,11 +83,11 @@ def _show_parts(result: EvaluationResult) -> None:
     by_model = [(each.model.label, each.scores.average_by_scorer()) for each in result.evaluated]
     if max((len(scorers) for _, scorers in by_model), default=0) < 2:
         return
-    table = judge_comparison.make_table("model", "scorer", "mean", "scored", texts=2)
+    table = make_table("model", "scorer", "mean", "scored", texts=2)
     for label, scorers in by_model:
         for scorer, (mean, scored, attempts) in scorers.items():
-            text = "–" if mean is None else f"{mean:.3f}"
-            table.add_row(printable(label), printable(scorer), text, f"{scored}/{attempts}", style="dim")
+            cells = (printable(label), printable(scorer), format_number(mean), f"{scored}/{attempts}")
+            table.add_row(*cells, style="dim")
     console.print(table)
 
 
@@ -216,10 +214,8 @@ def _choose_columns(everything: Sequence[Scores]) -> list[str]:
 
 def _format_cells(scores: Scores, columns: Sequence[str]) -> list[str]:
     counting = [attempt for attempt in scores.attempts if not attempt.left_out]
-    reward = "–" if scores.reward is None else f"{scores.reward:.3f}"
-    reward += plus_minus(scores.reward_error, ".2g")
     cells = {
-        "reward": reward,
+        "reward": format_number(scores.reward) + plus_minus(scores.reward_error, ".2g"),
         "scored": f"{scores.scored}/{len(scores.attempts)}",
         "failed": str(scores.failed),
         "tokens": f"{sum(a.tokens for a in counting) / max(1, len(counting)):.0f}",

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.config.programs import build_command
-from ajet.record.console import console
+from ajet.record.console import console, print_line
 from ajet.record.lock import alone
 from ajet.schema.addresses import find_own_address, require_key_or_loopback
 from ajet.schema.bounded_json import load_json
@@ -171,13 +171,12 @@ def _prepare_servers(description: EnvironmentDescription) -> None:
     for server in servers:
         if server.not_held:
             limits = " and ".join(server.not_held)
-            console.print((
+            print_line(
                 f"the server {server.name}: nothing on this machine limits a command's {limits}; for an image the "
                 "limit works."
-                ),
-                          markup=False, soft_wrap=True)  # fmt: skip
+            )
     for missing in prepare_families(description.parts, console.print):
-        console.print(missing, markup=False, soft_wrap=True)
+        print_line(missing)
 
 
 def print_address(found: RunningEnvironment) -> None:

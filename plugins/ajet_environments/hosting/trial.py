@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 from rich.table import Table
 
-from ajet.record.console import console
+from ajet.record.console import console, print_line
 from ajet.record.processors import usable_cpus
 from ajet.schema.errors import BoundaryError, UserError
 from ajet_environments.deployment import (
@@ -143,7 +143,7 @@ async def _list_or_call(
     meter = _make_meter(description)
     for part in description.parts:
         if part.off:
-            console.print(f"the server {part.name} is off: {part.off}", markup=False, soft_wrap=True)
+            print_line(f"the server {part.name} is off: {part.off}")
             continue
         part_tools = [each["name"] for each in part.tools]
         if part_tools and tool not in part_tools:
@@ -174,7 +174,7 @@ def _print_tools(tools: Sequence[Mapping[str, Any]]) -> None:
     for each in tools:
         parameters = ", ".join(each["inputSchema"].get("properties", {}))
         first = each["description"].strip().splitlines()
-        console.print(f"  {each['name']}({parameters})  {first[0] if first else ''}", markup=False, soft_wrap=True)
+        print_line(f"  {each['name']}({parameters})  {first[0] if first else ''}")
 
 
 async def _print_call(
@@ -187,7 +187,7 @@ async def _print_call(
         raise UserError(f"The tool {tool} did not answer: {problem}", where=part.name) from problem
     cost = UsageCost(time.monotonic() - begun, meter.read_cpu_seconds() - before, meter.read_memory())
     for block in result["content"]:
-        console.print(block.get("text") or json.dumps(block), markup=False, soft_wrap=True)
+        print_line(block.get("text") or json.dumps(block))
     failed = "the tool reports a failure; " if result.get("isError") else ""
     console.print(f"({failed}{part.name}: {_format_cost(cost)})", markup=False)
 

@@ -42,7 +42,6 @@ def check(
     judge obeys instructions in judged texts. Exit code 1 if it scores none."""
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
-    from ajet.record.console import console
     from ajet.schema.commands import format_command
     from ajet.schema.errors import UserError
     from ajet_judges.judging.check import SHIPPED, check_judge, print_check, read_labelled_examples
@@ -57,7 +56,7 @@ def check(
     show_logs("WARNING")
     experiment = load_experiment(conf, overrides=settings, exp_dir=exp_dir)
     result = check_judge(experiment, read_labelled_examples(Path(examples) if examples is not None else SHIPPED))
-    print_check(result, console)
+    print_check(result)
     if not result.decided:
         return NEGATIVE
     kappa_low = result.kappa_low
@@ -76,7 +75,7 @@ def rubrics(
     from ajet.cli.screen import show_logs
     from ajet.commands.services import enter_run_hooks
     from ajet.config import load_experiment
-    from ajet.record.console import console
+    from ajet.record.console import print_line
     from ajet.schema.commands import format_command
     from ajet.schema.errors import UserError
     from ajet_judges.judging.rubrics import JUDGE, print_rubrics
@@ -96,16 +95,12 @@ def rubrics(
         )
     judge = RubricsJudge(experiment)
     if judge.rubrics is None or remake:
-        console.print(judge.said, markup=False, highlight=False, soft_wrap=True)
-
-        def say(text: str) -> None:
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-
+        print_line(judge.said)
         with enter_run_hooks(experiment, experiment.root / experiment.name / "rubrics"):
-            judge.ensure_rubrics(say, remake=remake)
+            judge.ensure_rubrics(print_line, remake=remake)
     assert judge.rubrics is not None
-    print_rubrics(judge.rubrics, console)
-    console.print(f"stored in {judge.path}", markup=False, highlight=False, soft_wrap=True)
+    print_rubrics(judge.rubrics)
+    print_line(f"stored in {judge.path}")
     return 0
 
 

@@ -38,7 +38,6 @@ def rejudge(
     Exit code 1 if no episode got a score.
     """
     from ajet.cli.screen import show_logs
-    from ajet.record.console import console
     from ajet_judges.judging.rejudge import find_recorded_run, open_run_judge, rejudge_run
     from ajet_judges.judging.rejudge_report import choose_tables, print_rejudge, write_tables
 
@@ -48,5 +47,5 @@ def rejudge(
         tables = choose_tables(folder, out)
         result = rejudge_run(folder, run_judge)
     write_tables(result, tables)
-    print_rejudge(result, tables, console)
+    print_rejudge(result, tables)
     return NEGATIVE if result.why_undecided else OK

@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
-from ajet.record.console import counted, printable
+from ajet.record.console import console, counted, format_number, make_table, print_line, printable
 from ajet.record.intervals import Cells, cells_of, kappa, kappa_interval, wilson
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, UserError
@@ -129,17 +126,12 @@ async def _collect_verdicts(judge: Judge, examples: Sequence[LabelledExample]) -
         raise UserError(f"The judge failed on an example: {problem}", where=str(judge)) from problem
 
 
-def print_check(found: JudgeCheck, console: Console) -> None:
+def print_check(found: JudgeCheck) -> None:
     """Print agreement, wrong verdicts and biases."""
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     decided, wrong = found.decided, found.wrong
     if wrong:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in ("label", "judged", "question", "answer", "why"):
-            table.add_column(name, overflow="fold")
+        table = make_table("label", "judged", "question", "answer", "why", texts=5)
         for example, verdict in wrong[:SHOWN]:
             table.add_row(
                 _name_label(example.label), _name_label(not example.label), printable(example.question[:60]),
@@ -147,23 +139,24 @@ def print_check(found: JudgeCheck, console: Console) -> None:
             )  # fmt: skip
         console.print(table)
         if len(wrong) > SHOWN:
-            say(f"{len(wrong) - SHOWN} more are judged wrongly.")
-    say(f"judge      {found.judge}")
+            print_line(f"{len(wrong) - SHOWN} more are judged wrongly.")
+    print_line(f"judge      {found.judge}")
     total, right = len(found.examples), len(decided) - len(wrong)
-    say(f"decided    {len(decided)} of {counted(total, 'example')}; {total - len(decided)} without a score")
+    print_line(f"decided    {len(decided)} of {counted(total, 'example')}; {total - len(decided)} without a score")
     if not decided:
         reason = next((each.reason for each in found.verdicts if each.reason), "")
-        say("the judge returned no score for any example (exit code 1)" + (f": {printable(reason)}" * bool(reason)))
+        print_line(
+            "the judge returned no score for any example (exit code 1)" + (f": {printable(reason)}" * bool(reason))
+        )
     else:
         low, high = wilson(right / len(decided), len(decided))
-        say(f"accuracy   {right / len(decided):.3f} ({low:.3f} to {high:.3f}) over decided examples")
+        print_line(f"accuracy   {right / len(decided):.3f} ({low:.3f} to {high:.3f}) over decided examples")
         value, (low, high) = kappa(found.cells), kappa_interval(found.cells)
-        kappa_text = "–" if value is None else f"{value:.3f}"
-        say(f"kappa      {kappa_text} ({low:.3f} to {high:.3f}, 95 %)")
+        print_line(f"kappa      {format_number(value)} ({low:.3f} to {high:.3f}, 95 %)")
         _, missed, wrongly, _ = found.cells
-        say(f"wrong      {missed} correct answers judged incorrect, {wrongly} incorrect answers judged correct")
+        print_line(f"wrong      {missed} correct answers judged incorrect, {wrongly} incorrect answers judged correct")
     for name, text in _measure_biases(found):
-        say(f"{name:<11}{text}")
+        print_line(f"{name:<11}{text}")
     totals = {
         name: sum(each.metrics.get(name, 0.0) for each in found.verdicts) for name in ("calls", "cost", "refused")
     }
@@ -172,7 +165,9 @@ def print_check(found: JudgeCheck, console: Console) -> None:
         middle = f"; a reply takes {seconds[len(seconds) // 2]:.2f} s (median)" if seconds else ""
         cached = sum(each.metrics.get("cached", 0.0) == 1.0 for each in found.verdicts)
         cost = f", cost {totals['cost']:.4g}" if totals["cost"] else ""
-        say(f"asked      {totals['calls']:.0f} calls{cost}, {totals['refused']:.0f} refused, {cached} cached{middle}")
+        print_line(
+            f"asked      {totals['calls']:.0f} calls{cost}, {totals['refused']:.0f} refused, {cached} cached{middle}"
+        )
 
 
 def _measure_biases(found: JudgeCheck) -> list[tuple[str, str]]:

@@ -13,11 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from ajet.record.attempts import AttemptRecord
-from ajet.record.console import counted, printable
+from ajet.record.console import console, counted, format_number, make_table, print_line, printable
 from ajet.record.files import convert_os_errors, require_place
 from ajet.schema.errors import UserError
 from ajet_judges.judging.rejudge import RejudgedEpisode, RejudgedRun
@@ -88,42 +85,42 @@ def _write_rows(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             table.writerow(row)
 
 
-def print_rejudge(found: RejudgedRun, tables: Sequence[Path], console: Console) -> None:
+def print_rejudge(found: RejudgedRun, tables: Sequence[Path]) -> None:
     """Print how many rewards changed, the reward curve, and both means with their counts."""
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     changed = [each for each in found.episodes if each.changed]
     if changed:
-        rows = _make_table("episode", "task", "reward", "judged", "reason")
+        rows = make_table("episode", "task", "reward", "judged", texts=2)
+        rows.add_column("reason", overflow="fold")
         for each in changed[:SHOWN]:
             reason = each.after.failure or each.after.reason
             rows.add_row(
-                each.before.uuid[:12], printable(each.before.task), _format_reward(each.before),
-                _format_reward(each.after), printable(reason[:80]),
+                each.before.uuid[:12], printable(each.before.task), format_number(each.before.reward, "g"),
+                format_number(each.after.reward, "g"), printable(reason[:80]),
             )  # fmt: skip
         console.print(rows)
     more = f", the first {SHOWN} above" if len(changed) > SHOWN else ""
     means = " → ".join(_format_mean(each) for each in zip(*((e.before, e.after) for e in found.episodes), strict=True))
     judge_text = f"; by {found.judge}: {means}" if found.episodes else ""
-    say(f"{counted(len(changed), 'reward')} of {counted(len(found.episodes), 'episode')} changed{more}{judge_text}")
+    print_line(
+        f"{counted(len(changed), 'reward')} of {counted(len(found.episodes), 'episode')} changed{more}{judge_text}"
+    )
     for split in dict.fromkeys(step.split for step in found.steps):
-        _print_curve([step for step in found.steps if step.split == split], split, found.why_no_advantages, console)
+        _print_curve([step for step in found.steps if step.split == split], split, found.why_no_advantages)
     if found.why_undecided:
-        say(f"{found.judge}: {printable(found.why_undecided)[:400]} (exit code 1)")
-    say(f"Tables: {', '.join(map(str, tables))}")
+        print_line(f"{found.judge}: {printable(found.why_undecided)[:400]} (exit code 1)")
+    print_line(f"Tables: {', '.join(map(str, tables))}")
 
 
-def _print_curve(steps: Sequence[StepWhatIf], split: str, why_not: str, console: Console) -> None:
+def _print_curve(steps: Sequence[StepWhatIf], split: str, why_not: str) -> None:
     """Print per step: mean rewards, groups with a learning signal, and advantages that change their sign."""
     trained = split == "train"
     title = "The same episodes under these verdicts" + ("" if trained else f", {split}")
     console.print(title, markup=False, style="dim")
     names = ["step", "reward", "judged", *(["to learn from", "judged", "sign turned"] if trained else [])]
-    table = _make_table(*names, right=True)
+    table = make_table(*names, texts=0)
     for step in steps if len(steps) <= SHOWN else [*steps[: SHOWN // 2], *steps[-SHOWN // 2 :]]:
-        cells = [str(step.step), _format_mean_reward(step.recorded), _format_mean_reward(step.judged)]
+        cells = [str(step.step), format_number(step.recorded.reward), format_number(step.judged.reward)]
         if trained:
             counts = ("–" if under.learns is None else str(under.learns) for under in (step.recorded, step.judged))
             cells += [f"{learns}/{step.groups}" for learns in counts]
@@ -134,7 +131,7 @@ def _print_curve(steps: Sequence[StepWhatIf], split: str, why_not: str, console:
         if len(steps) > 1:
             console.print(f"{name:<9}{draw_sparkline(side, steps)}", markup=False, highlight=False)
     if trained and why_not:
-        console.print(f"no advantages: {why_not}", markup=False, soft_wrap=True)
+        print_line(f"no advantages: {why_not}")
 
 
 def draw_sparkline(side: Sequence[StepRewards], steps: Sequence[StepWhatIf]) -> str:
@@ -152,22 +149,7 @@ def draw_sparkline(side: Sequence[StepRewards], steps: Sequence[StepWhatIf]) -> 
     ) + (f"  {low:.3g} to {high:.3g}" if rewards else "")
 
 
-def _make_table(*names: str, right: bool = False) -> Table:
-    rows = Table(box=None, pad_edge=False, header_style="dim")
-    for name in names:
-        rows.add_column(name, justify="right" if right or name in ("reward", "judged") else "left", overflow="fold")
-    return rows
-
-
-def _format_mean_reward(under: StepRewards) -> str:
-    return "–" if under.reward is None else f"{under.reward:.3f}"
-
-
 def _format_mean(attempts: Sequence[AttemptRecord]) -> str:
     rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
     mean = f"mean {fmean(rewards):.3g}" if rewards else "no reward"
     return f"{mean} over {len(rewards)} of {len(attempts)}"
-
-
-def _format_reward(attempt: AttemptRecord) -> str:
-    return "–" if attempt.reward is None else f"{attempt.reward:g}"

@@ -8,11 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
-from rich.console import Console
-from rich.table import Table
 
 from ajet.config.record_file import read_record_file
-from ajet.record.console import printable
+from ajet.record.console import console, make_table, print_line, printable
 from ajet.record.files import MOST_BYTES, write_atomically
 from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import UserError
@@ -86,11 +84,9 @@ def format_agreement(content: dict[str, Any]) -> list[str]:
     return lines
 
 
-def print_rubrics(rubrics: Rubrics, console: Console) -> None:
+def print_rubrics(rubrics: Rubrics) -> None:
     """Print criteria, agreement and cost."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("criterion", "weight", "category"):
-        table.add_column(name, overflow="fold")
+    table = make_table("criterion", "weight", "category", texts=3)
     for each in rubrics.criteria:
         table.add_row(printable(each.text), f"{each.weight:g}", printable(each.category))
     console.print(table)
@@ -103,4 +99,4 @@ def print_rubrics(rubrics: Rubrics, console: Console) -> None:
             f"({content['stopped']}); {content['dropped']} more criteria were dropped; {content['calls']} calls{cost}"
         )
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_line(line)

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.record.chain import KEY
-from ajet.record.console import counted, printable
+from ajet.record.console import counted, format_number, printable
 from ajet.record.plain_json import plain
 from ajet_proof.auditing.audit import RunAudit, Trail
 from ajet_proof.auditing.chain_state import parse_episode_step
@@ -132,7 +132,7 @@ def _format_episode(each: dict[str, Any], *, is_repeated: bool) -> Iterator[str]
         yield from _format_attempt(each)
     if each["trained_in"] is not None:
         yield (
-            f"used     in step {each['trained_in']}: advantage {_format_number(each['advantage'])}, "
+            f"used     in step {each['trained_in']}: advantage {format_number(each['advantage'], '.3g')}, "
             f"{each['trained_tokens']} of {each['sampled_tokens']} tokens trained{_format_untrained(each)}"
         )
     elif each["discarded"]:
@@ -194,8 +194,8 @@ def _build_episode_table(found: Trail) -> Table:
         else:
             cells = [
                 each["uuid"][:8], each["task"], str(each["repeat"]), str(len(each["calls"])), str(len(each["tools"])),
-                _format_number(each["reward"]) if each["status"] == "completed" else each["status"],
-                "–" if each["trained_in"] is None else str(each["trained_in"]), _format_number(each["advantage"]),
+                format_number(each["reward"], ".3g") if each["status"] == "completed" else each["status"],
+                "–" if each["trained_in"] is None else str(each["trained_in"]), format_number(each["advantage"], ".3g"),
                 f"{each['trained_tokens']}/{each['sampled_tokens']}", line,
             ]  # fmt: skip
         table.add_row(*(Text(printable(cell)) for cell in cells))
@@ -241,7 +241,7 @@ def _format_player(each: dict[str, Any]) -> str:
 def _format_verdict(each: dict[str, Any]) -> str:
     if each["reward"] is None:
         return "no score" + (f": {_shorten_text(each['verdict'])}" if each["verdict"] else "")
-    scores = ", ".join(f"{name} {_format_number(value)}" for name, value in each["scores"].items())
+    scores = ", ".join(f"{name} {format_number(value, '.3g')}" for name, value in each["scores"].items())
     parts = [f"reward {each['reward']:g}"]
     parts += [] if each["success"] is None else ["success" if each["success"] else "no success"]
     parts += [f"{each['scorer']}{f' ({scores})' if scores else ''}"] if each["scorer"] else []
@@ -261,7 +261,3 @@ def _format_checkpoints(steps: list[int]) -> str:
 def _shorten_text(text: str | None, most: int = WIDE) -> str:
     text = " ".join((text or "").split())
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _format_number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"

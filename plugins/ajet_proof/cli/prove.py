@@ -57,7 +57,7 @@ def prove(
 ) -> int:  # fmt: skip
     """Derive recorded episodes again, token by token. Exit code 1 if a token or log-probability is wrong."""
     from ajet.cli.screen import show_logs
-    from ajet.record.console import console
+    from ajet.record.console import print_line
     from ajet.schema.errors import UserError
 
     if run and not store:
@@ -76,7 +76,7 @@ def prove(
         if as_json:
             typer.echo(encode_store_report(store_report))
         else:
-            print_store_report(store_report, console)
+            print_store_report(store_report)
         return 0 if store_report.ok else 1
 
     from ajet_proof.recorded.prove import prove_record
@@ -86,8 +86,8 @@ def prove(
     if as_json:
         typer.echo(encode_report(report))
     else:
-        print_report(report, console)
+        print_report(report)
     saved_file = save_report(report)
     if not as_json:
-        console.print(f"The result is saved for the viewer: {saved_file}.", markup=False, soft_wrap=True)
+        print_line(f"The result is saved for the viewer: {saved_file}.")
     return 0 if report.ok else 1

@@ -12,11 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ajet.record.console import counted
+from ajet.record.console import console, counted, print_line
 from ajet.record.files import write_atomically
 from ajet.schema.errors import UserError
 from ajet_proof.recorded.prove import OUTSIDE, PlayedFile, ProofReport, StepSpread
@@ -91,7 +90,7 @@ def save_report(report: ProofReport) -> Path:
     return path
 
 
-def print_report(report: ProofReport, console: Console) -> None:
+def print_report(report: ProofReport) -> None:
     """Print the report: the table by token class and a summary in sentences."""
     proof = report.proof
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -107,14 +106,14 @@ def print_report(report: ProofReport, console: Console) -> None:
     console.print(table)
     forks = ", ".join(f"{count} {reason}" for reason, count in proof.forks.most_common()) or "none"
     counts = ((proof.episodes, "episode"), (proof.calls, "call"), (proof.timelines, "timeline"))
-    _print_line(console, f"{', '.join(counted(*each) for each in counts)}; forks: {forks}.")
+    print_line(f"{', '.join(counted(*each) for each in counts)}; forks: {forks}.")
     if proof.tool_uses:
         uses = counted(proof.tool_uses, "tool use")
-        _print_line(console, f"{uses} compared with digests and tool messages.")
+        print_line(f"{uses} compared with digests and tool messages.")
     for reason, count in proof.unchecked.most_common():
-        _print_line(console, f"{counted(count, 'token')} not checked: {UNCHECKED.get(reason, reason)}.")
+        print_line(f"{counted(count, 'token')} not checked: {UNCHECKED.get(reason, reason)}.")
     for line in _describe_recomputation(report):
-        _print_line(console, line)
+        print_line(line)
     wrong_spreads = [_format_spread(each) for each in report.spreads if each.spread.problem is not None]
     findings: tuple[tuple[str, Sequence[object]], ...] = (
         ("left out", report.altered),
@@ -126,7 +125,7 @@ def print_report(report: ProofReport, console: Console) -> None:
         for each in problems[:SHOWN]:
             console.print(Text.assemble((f"{label}  ", "bold red"), str(each)), soft_wrap=True)
         if len(problems) > SHOWN:
-            _print_line(console, f"… and {len(problems) - SHOWN} more (--json lists all).")
+            print_line(f"… and {len(problems) - SHOWN} more (--json lists all).")
     checks = (
         ("Credit", "step", report.held_steps, report.unheld_steps),
         ("Numbers", "validation", report.held_validations, report.unheld_validations),
@@ -135,14 +134,14 @@ def print_report(report: ProofReport, console: Console) -> None:
     )
     for quantity, noun, checked, unheld in checks:
         if checked:
-            _print_line(console, f"{quantity} of {counted(checked, noun)} recomputed.")
+            print_line(f"{quantity} of {counted(checked, noun)} recomputed.")
         for reason, count in unheld.most_common():
-            _print_line(console, f"{quantity} of {counted(count, noun)} not recomputed: {reason}.")
+            print_line(f"{quantity} of {counted(count, noun)} not recomputed: {reason}.")
     unproven = report.unproven
     for reason, count in unproven.most_common():
         noun = "log-probability" if count == 1 else "log-probabilities"
-        _print_line(console, f"{count:,} {noun} not proven: {UNPROVEN[reason]}.")
-    _print_line(console, f"Not covered by a proof: {'; '.join(OUTSIDE)}.")
+        print_line(f"{count:,} {noun} not proven: {UNPROVEN[reason]}.")
+    print_line(f"Not covered by a proof: {'; '.join(OUTSIDE)}.")
     if not report.ok:
         wrong_count = len(proof.wrong) + len(report.wrong_steps) + len(wrong_spreads)
         console.print(f"[bold red]Not proven:[/] {wrong_count} wrong.")
@@ -220,10 +219,6 @@ def _format_steps(plays: Sequence[PlayedFile]) -> str:
     return "; ".join(parts)
 
 
-def _print_line(console: Console, line: str) -> None:
-    console.print(line, markup=False, soft_wrap=True)
-
-
 def encode_store_report(found: StoreReport) -> str:
     """Return the report of `ajet prove --store` as one JSON object."""
     store_fields = {"run": found.run, "store": found.store, "positions": dict(found.positions), "gone": found.gone}
@@ -232,11 +227,11 @@ def encode_store_report(found: StoreReport) -> str:
     )
 
 
-def print_store_report(found: StoreReport, console: Console) -> None:
+def print_store_report(found: StoreReport) -> None:
     """Print the store's positions, then the report of its episodes."""
     states = ", ".join(f"{count:,} {state}" for state, count in sorted(found.positions.items()))
     summary = f"{found.store}, run {found.run}: {counted(found.positions.total(), 'position')} with episodes ({states})"
     missing_text = f"; {found.gone:,} more were started and have no episode here" if found.gone else ""
-    console.print(f"{summary}{missing_text}.", markup=False, soft_wrap=True)
-    console.print(f"Cannot be proven from a store: {OUTSIDE_A_STORE}.", markup=False, soft_wrap=True)
-    print_report(found.report, console)
+    print_line(f"{summary}{missing_text}.")
+    print_line(f"Cannot be proven from a store: {OUTSIDE_A_STORE}.")
+    print_report(found.report)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ajet.record.console import console, counted, print_line, printable
+from ajet.record.console import console, counted, make_table, print_line, printable
 from ajet.record.curve import Points
 from ajet.record.intervals import half_width, plus_minus
 from ajet.schema.errors import MissingExtraError, UserError
@@ -213,7 +213,7 @@ def _print_curves(comparison: RunComparison, title: str, curve_of: Callable[[Com
 
 def _make_table(comparison: RunComparison) -> Table:
     """Return a table whose first column has the labels."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = make_table()
     width = _measure_labels(comparison)
     table.add_column("group", overflow="fold", min_width=width, max_width=width)
     return table
