@@ -203,11 +203,10 @@ def open_follower(config: AjetConfig, *, base: Path | None = None) -> EngineFoll
 
 
 def _load_source(config: AjetConfig, base: Path | None) -> tuple[ModelSource, Any]:
-    from ajet.engine.model_source import locate_model
+    from ajet.engine.model_source import locate_configured_model
     from ajet.engine.models import load_tokenizer
 
-    assert config.model.path is not None, "require_ready asks for it"
-    source = locate_model(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
+    source = locate_configured_model(config, base)
     return source, load_tokenizer(source)
 
 

@@ -14,13 +14,17 @@ import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ajet.config.locations import find_cache_root
 from ajet.config.other_models import OPENAI, read_api_key
-from ajet.engine.model_cache import Progress, ProgressLines, find_entry
+from ajet.engine.model_cache import ProgressLines, find_entry
 from ajet.schema.advice import advise_on_path
 from ajet.schema.commands import find_python, format_command, format_list_command
 from ajet.schema.errors import UserError, require_packages
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _OLLAMA_NAME = re.compile(r"([\w.-]+/)?[\w.-]+:[\w.-]+")
@@ -50,7 +54,6 @@ def locate_model(
     path: str,
     *,
     base: Path | None = None,
-    progress: Progress | None = None,
     weights: bool = True,
     trust_remote_code: bool = False,
 ) -> ModelSource:
@@ -64,8 +67,14 @@ def locate_model(
         UserError: the model cannot be found.
     """
     require_packages("transformers", extra="local", needed_for=f"The model {path}")
-    source = _find_model(path, base, progress or ProgressLines(), weights)
+    source = _find_model(path, base, weights)
     return replace(source, trust_remote_code=trust_remote_code)
+
+
+def locate_configured_model(config: AjetConfig, base: Path | None) -> ModelSource:
+    """Find the model of `model.path`, as `locate_model` does."""
+    assert config.model.path is not None, "require_ready asks for it"
+    return locate_model(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
 
 
 def find_local_model(path: str, *, base: Path | None = None, weights: bool = True) -> Path | None:
@@ -121,11 +130,11 @@ def _find_path(path: str, base: Path | None) -> Path | None:
         return None
 
 
-def _find_model(path: str, base: Path | None, progress: Progress, weights: bool) -> ModelSource:
+def _find_model(path: str, base: Path | None, weights: bool) -> ModelSource:
     if path.startswith("embedded:"):
         from ajet.engine.embedded import embedded_folder
 
-        return ModelSource(path, folder=embedded_folder(path.removeprefix("embedded:"), progress))
+        return ModelSource(path, folder=embedded_folder(path.removeprefix("embedded:"), ProgressLines()))
     local = _find_path(path, base)
     if local is not None:
         return _open_local(path, local)
@@ -151,7 +160,7 @@ def _find_model(path: str, base: Path | None, progress: Progress, weights: bool)
         _advise_on_maker(path, base)
         or "Check the name and the network, or use a local folder or embedded:smollm2-135m."
     )
-    return ModelSource(path, folder=_download_from_hub(path, progress, weights, do))
+    return ModelSource(path, folder=_download_from_hub(path, weights, do))
 
 
 def _advise_on_maker(path: str, base: Path | None) -> str:
@@ -244,7 +253,7 @@ def _find_in_hub_cache(name: str, weights: bool) -> Path | None:
     return cached if is_complete else None
 
 
-def _download_from_hub(name: str, progress: Progress, weights: bool, do: str) -> Path:
+def _download_from_hub(name: str, weights: bool, do: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
@@ -254,7 +263,7 @@ def _download_from_hub(name: str, progress: Progress, weights: bool, do: str) ->
         return cached
     key = "model.path"
     _check_reachable(name, key, do)
-    progress(f"downloading {name}", 0, 0)
+    ProgressLines()(f"downloading {name}", 0, 0)
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, etag_timeout=_HUB_SECONDS))
     except GatedRepoError:

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.engine.model_cache import Progress, ProgressLines, open_entry, quiet_transformers
+from ajet.engine.model_cache import ProgressLines, open_entry, quiet_transformers
 from ajet.engine.model_limits import read_limits
 from ajet.engine.model_source import ModelSource, name_gguf_entry
 from ajet.record.checkpoint import digest_file, require_sound
@@ -38,7 +38,7 @@ TOKENIZER_FILES = (
 """A folder with a tokenizer has at least one of the files."""
 
 
-def prepare_folder(source: ModelSource, *, weights: bool = True, progress: Progress | None = None) -> Path:
+def prepare_folder(source: ModelSource, *, weights: bool = True) -> Path:
     """Return the source as a folder in Hugging Face layout, converting a .gguf at first use.
 
     Args:
@@ -54,7 +54,7 @@ def prepare_folder(source: ModelSource, *, weights: bool = True, progress: Progr
 
     gguf = source.gguf_file
     assert gguf is not None, "a source is a folder or a file"
-    return open_entry(name_gguf_entry(gguf), lambda into: convert_gguf(gguf, into, progress or ProgressLines()))
+    return open_entry(name_gguf_entry(gguf), lambda into: convert_gguf(gguf, into, ProgressLines()))
 
 
 def read_vocabulary_size(folder: Path) -> int | None:
@@ -265,12 +265,9 @@ def fingerprint_weights(config: AjetConfig, *, base: Path | None = None) -> str:
     Raises:
         UserError: the model cannot be found.
     """
-    from ajet.engine.model_source import locate_model
+    from ajet.engine.model_source import locate_configured_model
 
-    assert config.model.path is not None, "require_ready asks for it"
-    folder = prepare_folder(
-        locate_model(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
-    )
+    folder = prepare_folder(locate_configured_model(config, base))
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     return _hash_parts(*(digest_file(file) for file in files))
 

@@ -235,15 +235,14 @@ def estimate_needs(experiment: Experiment, *, train: int, validates: bool) -> Ru
 
 def require_tools_fit(experiment: Experiment) -> None:
     """Raise UserError if tools leave no room for a reply. Called before a run, on every backbone."""
-    from ajet.engine.model_source import locate_model
+    from ajet.engine.model_source import locate_configured_model
     from ajet.engine.models import load_tokenizer
     from ajet.task_reader import open_reader
 
-    model = experiment.ajet.model
-    if model.path is not None and find_tool_workflow(experiment):
+    if experiment.ajet.model.path is not None and find_tool_workflow(experiment):
         task = open_reader(experiment).tasks("train")[0]
-        folder = locate_model(model.path, base=experiment.base, trust_remote_code=model.trust_remote_code)
-        render_with_tools(experiment, task, load_tokenizer(folder))
+        source = locate_configured_model(experiment.ajet, experiment.base)
+        render_with_tools(experiment, task, load_tokenizer(source))
 
 
 def find_tool_workflow(experiment: Experiment) -> type[ToolWorkflow] | None:

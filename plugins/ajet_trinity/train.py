@@ -153,13 +153,12 @@ def prepare_config(
         ConfigError: a setting is unsupported, or the checkpoint belongs to another backbone.
     """
     from ajet.engine.model_limits import warn_unreplayed_experts
-    from ajet.engine.model_source import locate_model
+    from ajet.engine.model_source import locate_configured_model
     from ajet.engine.models import load_image_tokens, load_tokenizer, prepare_folder
     from ajet.rollout.components import make_renderer
     from ajet.task_reader import open_reader
 
     settings = experiment.ajet
-    assert settings.model.path is not None
     compose_trinity_config(experiment)  # raises errors of the config before anything is loaded
     if run.resumed is not None and BACKBONE not in run.resumed.state:
         raise ConfigError(
@@ -167,7 +166,7 @@ def prepare_config(
             where=str(run.resumed.path),
             do=f"start a new run from its weights with ajet.model.path: {run.resumed.path}",
         )
-    source = locate_model(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
+    source = locate_configured_model(settings, experiment.base)
     model = prepare_folder(source)
     if load_image_tokens(model) is not None:
         raise ConfigError(

@@ -100,15 +100,14 @@ class SharedModel:
         import torch
 
         from ajet.backbone.local.machine import choose_device
-        from ajet.engine.model_source import locate_model
+        from ajet.engine.model_source import locate_configured_model
         from ajet.engine.models import load_model, load_tokenizer
         from ajet.engine.transformers import TransformersEngine
 
         config = experiment.ajet
-        assert config.model.path is not None
         if isinstance(config.trainer_common.threads, int):
             torch.set_num_threads(config.trainer_common.threads)
-        source = locate_model(config.model.path, base=experiment.base, trust_remote_code=config.model.trust_remote_code)
+        source = locate_configured_model(config, experiment.base)
         device = choose_device(config.trainer_common.device)
         self.device = device.type
         longest = config.rollout.max_model_len

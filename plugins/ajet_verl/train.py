@@ -213,14 +213,13 @@ def _prepare_config(
         TaskError: the resumed run had other tasks.
     """
     from ajet.engine.model_limits import warn_unreplayed_experts
-    from ajet.engine.model_source import locate_model
+    from ajet.engine.model_source import locate_configured_model
     from ajet.engine.models import load_tokenizer, prepare_folder
     from ajet.rollout.components import make_renderer
     from ajet.task_reader import open_reader
 
     settings = experiment.ajet
-    assert settings.model.path is not None
-    source = locate_model(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
+    source = locate_configured_model(settings, experiment.base)
     folder = prepare_folder(source)
     config = build_settings(experiment, model_folder=folder, run_folder=run.path, own_cluster=own)
     if not config["actor_rollout_ref"]["rollout"].get("enable_rollout_routing_replay"):

@@ -81,12 +81,11 @@ def build_group_terms(experiment: Experiment, run_id: str, *, adapters: Iterable
     Raises:
         UserError: the model cannot be found.
     """
-    from ajet.engine.model_source import locate_model
+    from ajet.engine.model_source import locate_configured_model
     from ajet.engine.models import prepare_folder, read_vocabulary_size
 
     settings = experiment.ajet
-    assert settings.model.path is not None
-    source = locate_model(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
+    source = locate_configured_model(settings, experiment.base)
     return GroupTerms(
         run=run_id,
         repeats=settings.rollout.num_repeat,

@@ -65,17 +65,17 @@ class LocalBackbone(Backbone):
     version = 0
 
     def __init__(self, experiment: Experiment) -> None:
-        from ajet.engine.model_source import locate_model
+        from ajet.engine.model_source import locate_configured_model
         from ajet.engine.models import load_model, load_tokenizer, prepare_folder
 
         config = experiment.ajet
-        path = require_trainable(config)
+        require_trainable(config)
         settings = config.trainer_common
         device = choose_device(settings.device)
         bound_kernel_caches()
         choose_threads(settings.threads, device, deterministic=config.rollout.deterministic)
         torch.manual_seed(config.seed)
-        source = locate_model(path, base=experiment.base, trust_remote_code=config.model.trust_remote_code)
+        source = locate_configured_model(config, experiment.base)
         self.tokenizer: Any = load_tokenizer(source)
         dtype = choose_dtype(config.model.dtype, device)
         model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ajet.engine.model_source import ModelSource
 
 
-def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
-    """Return the model's path if the local backbone can train with the settings.
+def require_trainable(config: AjetConfig, *, looking: bool = False) -> None:
+    """Check that the local backbone can train with the settings.
 
     Args:
         looking: True without a launch: the settings may belong to a sampler with a server that follows the trainer.
@@ -50,7 +50,6 @@ def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
             expected="a number above 0, such as 1.0",
         )
     LearningRateSchedule.from_config(trainer.optim, trainer.total_training_steps)
-    return config.model.path
 
 
 def warn_of_context(config: AjetConfig, positions: int | None) -> None:

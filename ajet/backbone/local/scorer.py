@@ -83,7 +83,7 @@ class LocalScorer(Scorer):
     """
 
     def __init__(self, experiment: Experiment, checkpoint: Path | None = None) -> None:
-        from ajet.engine.model_source import locate_model
+        from ajet.engine.model_source import locate_configured_model
         from ajet.engine.models import load_model
 
         config = experiment.ajet
@@ -93,7 +93,7 @@ class LocalScorer(Scorer):
         bound_kernel_caches()
         choose_threads(config.trainer_common.threads, device, deterministic=config.rollout.deterministic)
         name = checkpoints.read_dtype(checkpoint) if checkpoint is not None else config.model.dtype
-        source = locate_model(config.model.path, base=experiment.base, trust_remote_code=config.model.trust_remote_code)
+        source = locate_configured_model(config, experiment.base)
         model = load_model(
             source, dtype=choose_dtype(name, device), device=device, max_model_len=config.rollout.max_model_len
         )

@@ -113,11 +113,10 @@ def _open_host(model: Any) -> Host:
 
 
 def _load_tokenizer(experiment: Any) -> Any:
-    from ajet.engine.model_source import locate_model
+    from ajet.engine.model_source import locate_configured_model
     from ajet.engine.models import load_tokenizer
 
-    model = experiment.ajet.model
-    return load_tokenizer(locate_model(model.path, base=experiment.base, trust_remote_code=model.trust_remote_code))
+    return load_tokenizer(locate_configured_model(experiment.ajet, experiment.base))
 
 
 # RolloutEngine: an inference engine of Trinity as a TokenEngine, called over Ray.
