@@ -13,8 +13,9 @@ from rich.console import Console
 
 from ajet.schema.errors import UserError
 from ajet_environments.deployment import read_description
-from ajet_environments.hosting.kubernetes import find_faults, render_kubernetes
+from ajet_environments.hosting.kubernetes import render_kubernetes
 from ajet_environments.hosting.trial import call_by_hand, plan_episodes
+from tests.support.manifest_faults import find_faults
 
 NOTES = Path(__file__).parents[3] / "tests" / "support" / "notes_server.py"
 
