@@ -238,20 +238,6 @@ def _join_sections(one: Any, other: Any, path: tuple[str, ...], experiment: Expe
     )
 
 
-def read_verls_defaults() -> DictConfig:
-    """Return the defaults of the installed verl for FSDP, with unresolved interpolations.
-
-    Raises:
-        MissingExtraError: verl is not installed.
-        UserError: another version is installed.
-    """
-    folder = find_config_folder(find_extra("auto"))
-    if folder is None:
-        raise MissingExtraError("verl", find_extra("auto"), needed_for="The verl backbone")
-    defaults: DictConfig = compose_verls_defaults(folder, False)
-    return defaults
-
-
 @lru_cache(maxsize=8)
 def _compose_shipped(folder: Path | None, megatron: bool, cpu: bool) -> bytes:
     """Merge ajet's layers into verl's config `ppo_trainer`, and return the result pickled, with interpolations.

@@ -9,7 +9,7 @@ import pytest
 from ajet.cli import launcher
 from ajet.config.keys import list_counterparts
 from ajet_verl.config.defaults import describe_replaced_defaults, list_replaced_defaults
-from ajet_verl.config.layer import compose_sections, read_verls_defaults
+from ajet_verl.config.layer import compose_sections, compose_verls_defaults, find_config_folder, find_extra
 from ajet_verl.config.precedence import select_value
 from ajet_verl.descriptor import VERL
 from ajet_verl.verls import DEFAULTS, LIKE
@@ -28,7 +28,9 @@ NAMES_AND_PLACES = {
 
 @without_verl
 def test_the_table_is_that_of_the_installed_verl() -> None:
-    verls, known = read_verls_defaults(), compose_sections(experiment())[0]
+    folder = find_config_folder(find_extra("auto"))
+    assert folder is not None
+    verls, known = compose_verls_defaults(folder, False), compose_sections(experiment())[0]
     for key, default in DEFAULTS.items():
         assert select_value(verls, key) == default != select_value(known, key), key
     filled = [".".join(map(str, path)) for path in list_counterparts(VERL.filled)]
