@@ -135,19 +135,6 @@ class Library:
         return folder.resolve().is_relative_to(base)
 
 
-def summarize_run(root: Path, folder: Path) -> dict[str, Any]:
-    """Read the row of a run for the run table, without a cache.
-
-    Args:
-        root: the folder of runs.
-        folder: the run's folder.
-
-    Returns:
-        Name, state, step, last rewards, and the times of start and last change in seconds since the epoch.
-    """
-    return _build_row(root, folder, _read_run_status(folder), _read_measures(folder))
-
-
 def _build_row(root: Path, folder: Path, status: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": str(folder.relative_to(root)),

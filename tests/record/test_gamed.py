@@ -17,7 +17,7 @@ from ajet.record.gamed import GAMED, EpisodeSummary, detect_gaming
 from ajet.schema.episode import Verdict
 from ajet.schema.task import Task
 from ajet.train.gaming import GamingWatch
-from ajet_viewer.library import summarize_run
+from ajet_viewer.library import Library
 from ajet_viewer.tables import show_episodes
 from tests.support.record_fixtures import episode
 
@@ -151,7 +151,7 @@ def test_a_run_says_it_once_and_names_episodes_that_can_be_looked_at(
     record.close("finished")
     once = [each for each in told if "may be gaming" in each]
     assert len(once) == 2 and "'\\\\boxed{}'" in once[0], "once in each process"
-    row = summarize_run(tmp_path, record.path)
+    (row,) = Library(tmp_path).runs()
     assert "boxed" in row[GAMED]
     commands = [line.split() for line in once[-1].splitlines() if " episodes " in line]
     assert len(commands) == 3
