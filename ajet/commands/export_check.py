@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ajet.commands.export import select_checkpoint
+from ajet.gateway.recorder import common_start
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console, counted, print_line
 from ajet.record.episodes import EpisodeFiles
@@ -208,7 +209,7 @@ def _compare_call(found: ExportCheck, fresh: StockModel, episode: Episode, call:
         found.prompts += 1
         rendered = fresh.prompt(messages, tools, options, episode.day)
         if not np.array_equal(rendered, prompt):
-            first_other = _first_difference(rendered, prompt)
+            first_other = common_start(rendered, prompt)
             was, now = (
                 fresh.tokenizer.decode(ids[first_other : first_other + 12].tolist()) for ids in (prompt, rendered)
             )
@@ -240,12 +241,6 @@ def _find_other_token(greedy: Ids, margins: Any, reply: Ids, tolerance: float, f
                 "nats likelier"
             )
     return None
-
-
-def _first_difference(one: Ids, other: Ids) -> int:
-    shared = min(len(one), len(other))
-    differing = np.flatnonzero(one[:shared] != other[:shared])
-    return int(differing[0]) if len(differing) else shared
 
 
 def _check_vllm(

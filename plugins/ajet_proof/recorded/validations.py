@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.episode import Group
+from ajet.train.accounting import group_by_order, validation_metrics
 
 if TYPE_CHECKING:
     from ajet.schema.episode import Episode
@@ -71,7 +72,7 @@ class ValidationChecker:
             yield f"it has {len(rows)} rows in metrics.jsonl"
         self.held += 1
         yield from _compare_numbers(
-            rows[-1], _build_own_groups(named_by_run) if named_by_run else _build_client_groups(episodes, rows[-1])
+            rows[-1], group_by_order(named_by_run) if named_by_run else _build_client_groups(episodes, rows[-1])
         )
 
     def find_missing(self, steps: Collection[int], removed: Collection[str]) -> Iterator[tuple[int, str]]:
@@ -86,13 +87,6 @@ class ValidationChecker:
                 yield step, "its episodes are missing"
 
 
-def _build_own_groups(episodes: Sequence[Episode]) -> list[Group]:
-    groups: dict[int, Group] = {}
-    for episode in episodes:
-        groups.setdefault(episode.order, Group(episode.task, episode.order, [])).episodes.append(episode)
-    return [groups[order] for order in sorted(groups)]
-
-
 def _build_client_groups(episodes: Sequence[Episode], row: Mapping[str, Any]) -> list[Group]:
     from ajet.train.sink import group_by_task
 
@@ -101,8 +95,6 @@ def _build_client_groups(episodes: Sequence[Episode], row: Mapping[str, Any]) ->
 
 
 def _compare_numbers(row: Mapping[str, Any], groups: Sequence[Group]) -> Iterator[str]:
-    from ajet.train.accounting import validation_metrics
-
     recomputed = validation_metrics(groups)
     recorded = {name: value for name, value in row.items() if name.startswith(PREFIX)}
     for name in sorted(recomputed.keys() | recorded.keys()):
