@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ class Experiment:
         """
         return _build_experiment(parse_document(yaml, path), exp_dir=root)
 
-    @property
+    @cached_property
     def backbone(self) -> Descriptor:
         """The descriptor of `ajet.backbone`. Raises ConfigError if the backbone is not installed."""
         return find_backbone(self.ajet.backbone)
