@@ -2,21 +2,188 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ajet_environments.cli import environments
+from ajet.config.plugins import list_first_names
+from ajet.schema.errors import UserError
 
 app = typer.Typer(help="Start and check environments: tools and worlds in which agents act.", no_args_is_help=True)
-app.command("up")(environments.up)
-app.command("list")(environments.list_)
-app.command("logs")(environments.logs)
-app.command("down")(environments.down)
-app.command("try")(environments.try_)
-app.command("plan")(environments.plan)
-app.command("render")(environments.render)
+
+
+class ManifestFormat(StrEnum):
+    kubernetes = "kubernetes"
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
+
+
+@app.command("up")
+def up(
+    environment: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE",
+            help="A YAML file that describes an environment, or one that comes with ajet: "
+            f"{', '.join(list_first_names('environment_file'))}.",
+        ),
+    ],
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; 0.0.0.0: other machines can reach it.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option("--port", help="Port; 0: a free one.", show_default="8000 if it is free"),
+    ] = None,
+    token: Annotated[
+        bool,
+        typer.Option(
+            "--token/--no-token",
+            help="--no-token: no token is required, for clients that cannot send one; only on the loopback address.",
+        ),
+    ] = True,
+    foreground: Annotated[
+        bool,
+        typer.Option(
+            "--foreground", help="Stay in the foreground, as a container requires; the token is MCP_SERVER_TOKEN."
+        ),
+    ] = False,
+    docker: Annotated[
+        bool, typer.Option("--docker", help="Run everything in one container of podman or docker; needs --image.")
+    ] = False,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            "--image", help="Image for --docker; it must contain ajet and what the servers need.", show_default=False
+        ),
+    ] = None,
+    network: Annotated[
+        str,
+        typer.Option(
+            "--network",
+            help="Network for --docker: one of the container engine's; host: this machine's.",
+            show_default=False,
+        ),
+    ] = "",
+    drain: Annotated[
+        float,
+        typer.Option(
+            "--drain", metavar="SECONDS", help="With --foreground: time for open episodes to end after SIGTERM."
+        ),
+    ] = 0.0,
+    one_of_several: Annotated[
+        bool,
+        typer.Option(
+            "--one-of-several",
+            help="With --foreground: this is one of several processes behind one address, so each episode gets "
+            "the address of its own process.",
+        ),
+    ] = False,
+) -> int:
+    """Start an environment in the background: one MCP address for all its servers."""
+    from ajet_environments.hosting import lifetime
+
+    if docker and (foreground or image is None):
+        raise UserError(
+            "--docker needs --image, an image that contains ajet, and cannot be combined with --foreground.",
+            expected="--docker --image IMAGE, without --foreground",
+            do="see docs/env_up.md",
+        )
+    if not docker and (image is not None or network):
+        raise UserError(
+            "--image and --network have an effect only with --docker.", expected="--docker together with them"
+        )
+    if foreground:
+        return lifetime.run_in_foreground(
+            environment, host=host, port=port, token=token, drain=drain, one_of_several=one_of_several
+        )
+    if drain or one_of_several:
+        raise UserError(
+            f"{'--drain' if drain else '--one-of-several'} has an effect only with --foreground.",
+            expected="--foreground together with it",
+        )
+    lifetime.print_address(
+        lifetime.start_environment(environment, host=host, port=port, token=token, image=image, network=network)
+    )
+    return 0
+
+
+@app.command("list")
+def list_() -> int:
+    """List the environments that run on this machine."""
+    from ajet.record.console import console
+    from ajet_environments.hosting.lifetime import build_table
+
+    console.print(build_table())
+    return 0
+
+
+@app.command("logs")
+def logs(name: Name) -> int:
+    """Print the log of an environment's processes since its start."""
+    from ajet_environments.hosting.lifetime import read_log_lines
+
+    for line in read_log_lines(name):
+        typer.echo(line, nl=False)
+    return 0
+
+
+@app.command("down")
+def down(name: Name) -> int:
+    """Stop an environment after its running calls have ended."""
+    from ajet_environments.hosting.lifetime import stop_environment
+
+    stop_environment(name)
+    return 0
+
+
+@app.command("try")
+def try_(
+    environment: Annotated[str, typer.Argument(metavar="NAME|FILE")],
+    tool: Annotated[
+        str | None,
+        typer.Argument(metavar="TOOL", help="Name of the tool; without it, all tools are listed."),
+    ] = None,
+    arguments: Annotated[str, typer.Argument(metavar="JSON", help="Arguments of the tool, as JSON.")] = "{}",
+) -> int:
+    """List an environment's tools, or call one and print the cost of the call."""
+    from ajet_environments.hosting.trial import call_by_hand
+
+    call_by_hand(environment, tool, arguments)
+    return 0
+
+
+@app.command("plan")
+def plan(
+    environment: Annotated[str, typer.Argument(metavar="NAME|FILE")],
+    episodes: Annotated[int, typer.Option("--episodes", min=1, help="Number of episodes at the same time.")] = 16,
+) -> int:
+    """Measure what this number of episodes at the same time needs: processes, memory, CPU time."""
+    from ajet.record.console import console
+    from ajet_environments.hosting.trial import plan_episodes
+
+    console.print(plan_episodes(environment, episodes))
+    return 0
+
+
+@app.command("render")
+def render(
+    kind: Annotated[ManifestFormat, typer.Argument(metavar="kubernetes")],
+    environment: Annotated[str, typer.Argument(metavar="NAME|FILE")],
+    image: Annotated[str, typer.Option("--image", help="Image that contains ajet and what the servers need.")],
+    count: Annotated[int, typer.Option("--count", min=1, help="Number of pods behind one Service.")] = 1,
+) -> int:
+    """Print the environment as Kubernetes manifests."""
+    from ajet_environments.deployment import find_environment_file, read_description
+    from ajet_environments.hosting.kubernetes import render_kubernetes
+
+    typer.echo(
+        render_kubernetes(read_description(find_environment_file(environment)), image=image, count=count), nl=False
+    )
+    return 0
 
 
 @app.command("serve")
