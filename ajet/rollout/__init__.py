@@ -10,8 +10,8 @@ classifies errors, `episode` builds the result, and `breaker` pauses all episode
 agents (`served`) use the same parts.
 """
 
-from ajet.rollout.group import ClosedGroup, PlayTally, ReturnedTask
+from ajet.rollout.group import ClosedGroup, ReturnedTask
 from ajet.rollout.rollout import Rollout
 from ajet.rollout.rounds import RoundEngine
 
-__all__ = ["ClosedGroup", "PlayTally", "ReturnedTask", "Rollout", "RoundEngine"]
+__all__ = ["ClosedGroup", "ReturnedTask", "Rollout", "RoundEngine"]

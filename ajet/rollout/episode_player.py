@@ -14,7 +14,7 @@ from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.attempt_runner import AttemptRunner
 from ajet.rollout.breaker import Breaker, BreakerTurn
 from ajet.rollout.episode import EpisodeBuilder
-from ajet.rollout.group import InflightBatch, InflightGroup, Slots
+from ajet.rollout.group import InflightGroup, Slots
 from ajet.rollout.judge_caller import JudgeCaller
 from ajet.rollout.runtime import wait_first
 from ajet.rollout.teacher import TeacherScorer
@@ -42,7 +42,6 @@ class EpisodePlayer:
 
     async def play(
         self,
-        batch: InflightBatch,
         group: InflightGroup,
         slots: Slots,
         identity: Identity,
@@ -52,27 +51,23 @@ class EpisodePlayer:
         """Play one episode and add it to the group.
 
         Args:
-            batch: Counts the episode and gets its event.
             slots: Limits the episodes that run at the same time.
             sampling: Sampling settings of all attempts.
-            on_end: Gets the ended episode. None: the batch's event queue gets the episode.
+            on_end: Gets the ended episode, before the group does.
         """
         turn = self._breaker.open_turn()
         try:
-            episode = await self._play_to_end(batch, group, slots, identity, sampling, turn)
+            episode = await self._play_to_end(group, slots, identity, sampling, turn)
         finally:
             turn.leave()
-        batch.tally.statuses[episode.status] += 1
-        if episode.failure:
-            batch.tally.failures[episode.failure.boundary, episode.failure.kind] += 1
-        (on_end or batch.events.put)(episode)
+        if on_end is not None:
+            on_end(episode)
         if group.ranker is not None:
             group.ranker.note_end(identity.repeat)
         group.add_episode(episode)
 
     async def _play_to_end(
         self,
-        batch: InflightBatch,
         group: InflightGroup,
         slots: Slots,
         identity: Identity,
@@ -89,7 +84,7 @@ class EpisodePlayer:
                     result = AttemptResult(aborted=group.stopped.result(), attempts=number)
                 else:
                     group.note_start()
-                    result = await self._play_attempts(batch, group, identity, sampling, turn, number)
+                    result = await self._play_attempts(group, identity, sampling, turn, number)
             finally:
                 # Before the judge: while an attempt is judged, another episode may play.
                 slots.release(slot)
@@ -101,11 +96,9 @@ class EpisodePlayer:
             if not await turn.was_outage(result.failure, group.stopped):
                 return await self._builder.build(identity, result, verdict, group.stopped)
             number = result.attempts
-            _count_retry(batch, result)
 
     async def _play_attempts(
         self,
-        batch: InflightBatch,
         group: InflightGroup,
         identity: Identity,
         sampling: Sampling,
@@ -134,7 +127,6 @@ class EpisodePlayer:
                 return result
             turn.report_end(failure)
             self._attempts.release(result.task)
-            _count_retry(batch, result)
             number += 1
 
     async def _judge_attempt(
@@ -156,9 +148,3 @@ class EpisodePlayer:
                 verdict = await self._judge_caller.rank_attempt(ranker, identity, played, group.stopped, turn)
                 turn.rejoin()
         return verdict, is_reported
-
-
-def _count_retry(batch: InflightBatch, played: AttemptResult) -> None:
-    batch.tally.retries += 1
-    if played.capture is not None:
-        batch.tally.lost_tokens += sum(len(call.response_ids) for call in played.capture.calls)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ajet.schema.episode import Episode, Group
@@ -40,24 +40,6 @@ class ReturnedTask:
 
     order: int
     why: str
-    lost_tokens: int
-    """Tokens sampled by the group's episodes."""
-
-
-@dataclass(slots=True)
-class PlayTally:
-    """The counts of one call to `Rollout.stream`. `Rollout.tally` has the counts of the last call."""
-
-    statuses: Counter[str] = field(default_factory=Counter)
-    """The number of episodes by status."""
-    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Failed episodes by (boundary, kind)."""
-    retries: int = 0
-    """The number of repeated attempts."""
-    lost_tokens: int = 0
-    """Sampled tokens of repeated attempts and of groups cut short. No closed group contains these tokens."""
-    abandoned: int = 0
-    """Workflows still running at the end of the play although stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +218,6 @@ class InflightBatch:
         self.groups: list[InflightGroup] = []
         self.events: queue.SimpleQueue[Episode | ClosedGroup | ReturnedTask | BaseException | None]
         self.events = queue.SimpleQueue()
-        self.tally = PlayTally()
         self._keep_rule, self._in_order = keep_rule, in_order
         self._closed: dict[int, InflightGroup] = {}
         self._selected_indexes: set[int] = set()
@@ -273,9 +254,7 @@ class InflightBatch:
         unselected.sort(key=lambda group: (not group.build_group().scored, group.index))
         for group in unselected:
             if group.is_cut_short:
-                lost_tokens = sum(episode.sampled_tokens for episode in group.episodes)
-                self.tally.lost_tokens += lost_tokens
-                self.events.put(ReturnedTask(group.order, group.stopped.result(), lost_tokens))
+                self.events.put(ReturnedTask(group.order, group.stopped.result()))
             elif self.has_enough:
                 self.events.put(ClosedGroup(group.build_group(), is_selected=False))
             else:

@@ -24,7 +24,7 @@ from ajet.rollout.breaker import Breaker
 from ajet.rollout.components import choose_repeats, choose_sampling
 from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.episode_player import EpisodePlayer
-from ajet.rollout.group import ClosedGroup, InflightBatch, InflightGroup, KeepRule, PlayTally, ReturnedTask, Slots
+from ajet.rollout.group import ClosedGroup, InflightBatch, InflightGroup, KeepRule, ReturnedTask, Slots
 from ajet.rollout.judge_caller import JudgeCaller
 from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.runtime import LoopThread, reduce_collections
@@ -100,8 +100,6 @@ class Rollout:
         self._single_groups: dict[Future[Group], list[InflightGroup]] = {}
         """Each future of `play_group`, with the group once created. Only the loop uses the groups."""
         self._closed = False
-        self.tally = PlayTally()
-        """The counts of the last play."""
 
     @property
     def abandoned_count(self) -> int:
@@ -153,7 +151,6 @@ class Rollout:
             None if keep is None else KeepRule(keep, open_algorithm(self._settings, base=self._base).learns_from)
         )
         batch = InflightBatch(keep_rule, in_order=rollout.deterministic)
-        self.tally = batch.tally
         options = PlayOptions(step, split, sampling or choose_sampling(self._settings, split), repeats)
         running = asyncio.run_coroutine_threadsafe(
             self._play_tasks(batch, _list_remaining(tasks, repeats, over), options, limit), self.loop
@@ -174,7 +171,6 @@ class Rollout:
             if not running.done() and not self.loop.is_closed():
                 self.loop.call_soon_threadsafe(batch.stop, "interrupted")
                 _await_end(running)
-            batch.tally.abandoned = self.abandoned_count
 
     def play_group(
         self,
@@ -190,7 +186,7 @@ class Rollout:
     ) -> Future[Group]:
         """Play one task in parallel with all others, for callers with tasks one by one (samplers, verl's workers).
 
-        All groups of this method share `max_env_worker`. `on_episode` and `tally` do not cover such groups.
+        All groups of this method share `max_env_worker`. `on_episode` does not cover such groups.
 
         Args:
             order: Position of the task in the training order.
@@ -258,7 +254,7 @@ class Rollout:
         for index, (order, task, repeats) in enumerate(tasks):
             group = self._make_group(task, order, index, len(repeats), options, batch.take_closed)
             batch.groups.append(group)
-            runs += self._start_episodes(batch, group, slots, repeats, options)
+            runs += self._start_episodes(group, slots, repeats, options, batch.events.put)
         await _await_all(runs)
         batch.finish()
 
@@ -278,9 +274,7 @@ class Rollout:
         group = self._make_group(
             task, order, 0, len(repeats), options, lambda group: closed.set_result(group.build_group())
         )
-        runs = self._start_episodes(
-            InflightBatch(None, in_order=False), group, self._single_slots, repeats, options, on_end
-        )
+        runs = self._start_episodes(group, self._single_slots, repeats, options, on_end)
         groups.append(group)
         with reduce_collections():
             await _await_all(runs)
@@ -307,18 +301,17 @@ class Rollout:
 
     def _start_episodes(
         self,
-        batch: InflightBatch,
         group: InflightGroup,
         slots: Slots,
         repeats: Sequence[int],
         options: PlayOptions,
-        on_end: Callable[[Episode], None] | None = None,
+        on_end: Callable[[Episode], None] | None,
     ) -> list[asyncio.Task[None]]:
         """Start one asyncio task per repeat of the group's task, and return the asyncio tasks."""
         runs = []
         for repeat in repeats:
             identity = Identity(self._run_id, options.split, options.step, group.task, group.order, group.index, repeat)
-            episode = self._episodes.play(batch, group, slots, identity, options.sampling, on_end)
+            episode = self._episodes.play(group, slots, identity, options.sampling, on_end)
             runs.append(asyncio.ensure_future(episode))
         return runs
 

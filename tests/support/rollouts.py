@@ -207,22 +207,17 @@ class Stage:
     @property
     def failures(self) -> Counter[tuple[str, str]]:
         """Failed episodes by (boundary, kind)."""
-        return self.rollout.tally.failures
+        return Counter((each.failure.boundary, each.failure.kind) for each in self.seen if each.failure)
 
     @property
     def statuses(self) -> Counter[str]:
         """Episodes by status."""
-        return self.rollout.tally.statuses
+        return Counter(each.status for each in self.seen)
 
     @property
     def retries(self) -> int:
         """Attempts that were made again."""
-        return self.rollout.tally.retries
-
-    @property
-    def lost_tokens(self) -> int:
-        """Sampled tokens of the attempts that were made again."""
-        return self.rollout.tally.lost_tokens
+        return sum(each.attempts - 1 for each in self.seen)
 
 
 def tasks(count: int) -> list[tuple[int, Task]]:

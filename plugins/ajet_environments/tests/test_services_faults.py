@@ -99,7 +99,7 @@ def test_a_refused_create_is_a_failed_episode_without_a_model_call(answer: bytes
     with in_service(world_workflows.Plays, service.url, max_retries=1) as made:
         episode = made.episode()
         assert said in lost(episode) and episode.attempts == 2 and not episode.calls
-        assert made.rollout.tally.retries == 1
+        assert made.retries == 1
     assert service.heard.count("create") == 2
     service.close()
 

@@ -302,7 +302,7 @@ def test_judges_that_are_down_pause_the_run_and_nothing_is_a_zero(judge, server,
     ):
         groups = made.play(8)
         assert [rewards(group) for group in groups] == [[0.0, 1.0]] * 8
-        assert made.rollout.tally.retries > 0
+        assert made.retries > 0
     with stage(Numbers, judge=judge(url="http://127.0.0.1:9/v1"), num_repeat=2, max_retries=0) as made:
         (group,) = made.play(1)
     assert rewards(group) == [None, None] and {e.failure.boundary for e in group.episodes} == {"judge"}
