@@ -209,3 +209,11 @@ class EngineWrapper(TokenEngine):
     def max_model_len(self) -> int:
         """Same as the inner engine's `max_model_len`."""
         return self._engine.max_model_len
+
+    def weights_changed(self, version: int) -> None:
+        """Pass the new version to the inner engine."""
+        self._engine.weights_changed(version)
+
+    def close(self) -> None:
+        """Close the inner engine and its resources."""
+        self._engine.close()

@@ -95,14 +95,6 @@ class WatchedEngine(EngineWrapper):
         make_context = getattr(self._engine, name, None)
         return nullcontext() if make_context is None else cast(AbstractContextManager[object], make_context())
 
-    def weights_changed(self, version: int) -> None:
-        """Pass the new version to the inner engine."""
-        self._engine.weights_changed(version)
-
-    def close(self) -> None:
-        """Close the inner engine and its resources."""
-        self._engine.close()
-
 
 class WatchedChat:
     """A ChatEngine around an inner one; replies without streaming become visible only at their end."""

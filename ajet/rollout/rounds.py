@@ -88,10 +88,6 @@ class RoundEngine(EngineWrapper):
         async for chunk in self._engine.generate(request):
             yield chunk
 
-    def weights_changed(self, version: int) -> None:
-        """Pass the new version on to the inner engine."""
-        self._engine.weights_changed(version)
-
     def close(self) -> None:
         """Close the inner engine. Requests waiting for a round fail."""
         self._engine.close()
