@@ -69,9 +69,11 @@ class RemoteEngine:
         UserError: the server cannot be used.
     """
 
+    wire: Wire
+    """Requests and responses of this kind of server."""
+
     def __init__(
         self,
-        wire: Wire,
         base_url: str,
         *,
         vocabulary: int,
@@ -81,7 +83,6 @@ class RemoteEngine:
         named: str = "",
     ) -> None:
         """Connect to the server; `silence` and `named` as in RemoteServer."""
-        self._wire = wire
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.version = 0
         self._server = RemoteServer(self.base_url, api_key, silence=silence, named=named)
@@ -103,22 +104,22 @@ class RemoteEngine:
                 served = self._read_served_model(client)
                 self.model = str(served["id"])
                 server_version = self._read_server_version(client)
-                longest = wire.longest(client, served)
+                longest = self.wire.longest(client, served)
                 self.max_model_len = min(max_model_len or longest, longest)
                 self.reports_sampled = self.constrains = self._probe_logprobs(client)
         except httpx.ReadTimeout as error:
             raise ServerAwayError(
-                f"The {wire.kind} server hangs: it accepted a request and sent nothing for {first:g} s.",
+                f"The {self.wire.kind} server hangs: it accepted a request and sent nothing for {first:g} s.",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
                 expected=f"a reply of {PROBE_TOKENS} tokens within that time",
                 do="check the server's log: it may still be loading the model, or it may be stuck",
             ) from error
         except (httpx.HTTPError, EngineFailure, ValueError, KeyError, IndexError, TypeError) as error:
             raise choose_error_type(error)(
-                f"The {wire.kind} server does not answer at the route {wire.route}: "
+                f"The {self.wire.kind} server does not answer at the route {self.wire.route}: "
                 f"{self._server.clean(str(error)) or type(error).__name__}",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
-                expected=f"{wire.expected}, version {wire.tested_versions}"
+                expected=f"{self.wire.expected}, version {self.wire.tested_versions}"
                 + (f"; this server has {server_version}" if server_version else ""),
             ) from error
 
@@ -128,10 +129,10 @@ class RemoteEngine:
         Raises:
             UserError: the logprobs are not available.
         """
-        if (problem := explain_missing_logprobs(self._wire, self.reports_sampled, sampling)) is not None:
+        if (problem := explain_missing_logprobs(self.wire, self.reports_sampled, sampling)) is not None:
             why, do = problem
             raise UserError(
-                f"The {self._wire.kind} server {why}, but the run samples at temperature "
+                f"The {self.wire.kind} server {why}, but the run samples at temperature "
                 f"{sampling.temperature}{' with truncation' if truncates(sampling) else ''}.",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
                 expected="a server that reports the log-probabilities of the distribution it samples from",
@@ -140,12 +141,12 @@ class RemoteEngine:
 
     def weights(self) -> ServerWeights:
         """Return a client for the server's weights."""
-        return self._wire.weights(self.base_url, self.headers)
+        return self.wire.weights(self.base_url, self.headers)
 
     @property
     def kind(self) -> str:
         """Display name of the server's kind."""
-        return self._wire.kind
+        return self.wire.kind
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Stream one reply; closing the iterator early closes the connection, and the server aborts.
@@ -155,7 +156,7 @@ class RemoteEngine:
         """
         limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
         needs_unit = not is_one_logprob(request.sampling)
-        if (problem := explain_missing_logprobs(self._wire, self.reports_sampled, request.sampling)) is not None:
+        if (problem := explain_missing_logprobs(self.wire, self.reports_sampled, request.sampling)) is not None:
             raise EngineFailure(f"the server {problem[0]}: {problem[1]}", retryable=False)
         loop = asyncio.get_running_loop()
         finished = False
@@ -230,12 +231,12 @@ class RemoteEngine:
             with httpx.Client(
                 base_url=self.base_url, headers=self.headers, timeout=build_timeout(self._server.silence)
             ) as client:
-                body = self._wire.score_body(known, 1, secrets.token_urlsafe(16))
-                return self._wire.scored(self._post_json(client, body), known[1:])
+                body = self.wire.score_body(known, 1, secrets.token_urlsafe(16))
+                return self.wire.scored(self._post_json(client, body), known[1:])
         except (httpx.HTTPError, EngineFailure, ValueError) as error:
             why = self._server.clean(str(error)) or type(error).__name__
             raise choose_error_type(error)(
-                f"The {self._wire.kind} server cannot return the log-probabilities of a given text: {why}",
+                f"The {self.wire.kind} server cannot return the log-probabilities of a given text: {why}",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
             ) from error
 
@@ -266,16 +267,16 @@ class RemoteEngine:
 
     def _read_server_version(self, client: httpx.Client) -> str:
         """Return the server's version, "" if it reports none; log a warning for a version that is not tested."""
-        response = client.get(self._wire.version_route, timeout=20.0)
+        response = client.get(self.wire.version_route, timeout=20.0)
         try:
             version = str(load_json(response.content)["version"]) if response.status_code == 200 else ""
         except (ValueError, KeyError, TypeError):
             version = ""
-        if version and not _includes_version(self._wire.tested_versions, version):
+        if version and not _includes_version(self.wire.tested_versions, version):
             logger.warning(
                 "the {} server at {} has version {}, and ajet is tested with {}. A reply that ajet cannot read is "
                 "refused; use a tested version if that happens",
-                *(self._wire.kind, self.base_url, version, self._wire.tested_versions),
+                *(self.wire.kind, self.base_url, version, self.wire.tested_versions),
             )
         return version
 
@@ -284,14 +285,14 @@ class RemoteEngine:
         prompt = np.arange(1, 3, dtype=np.int32)
         limit = min(PROBE_TOKENS, self.max_model_len - len(prompt))
         request = TokenRequest(prompt, Sampling(limit, temperature=PROBE_TEMPERATURE), DrawKey(0, 0, 0, 0))
-        body = {**self._wire.body(request, limit, self._make_cache_salt(0)), "stream": False}
-        tokens, reported = self._wire.drawn(self._post_json(client, body))
-        body = self._wire.score_body([*prompt.tolist(), *tokens], len(prompt), self._make_cache_salt(0))
-        unit = self._wire.scored(self._post_json(client, body), tokens)
+        body = {**self.wire.body(request, limit, self._make_cache_salt(0)), "stream": False}
+        tokens, reported = self.wire.drawn(self._post_json(client, body))
+        body = self.wire.score_body([*prompt.tolist(), *tokens], len(prompt), self._make_cache_salt(0))
+        unit = self.wire.scored(self._post_json(client, body), tokens)
         return bool(np.abs(np.subtract(reported, unit)).mean() > SAME_LOGPROB_NATS)
 
     def _post_json(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
-        response = client.post(self._wire.route, json=body)
+        response = client.post(self.wire.route, json=body)
         if response.status_code >= 400:
             raise self._server.refused(response.status_code, response.text)
         answer: dict[str, Any] = load_json(response.content, most=MOST_VALUES)
@@ -313,11 +314,11 @@ class RemoteEngine:
                 merged.routed_experts = chunk.routed_experts
         if merged.ids:
             prompt: list[int] = request.prompt_ids.tolist()
-            body = self._wire.score_body([*prompt, *merged.ids], len(prompt), self._make_cache_salt(version))
-            response = await self._open_client().post(self._wire.route, json=body)
+            body = self.wire.score_body([*prompt, *merged.ids], len(prompt), self._make_cache_salt(version))
+            response = await self._open_client().post(self.wire.route, json=body)
             if response.status_code >= 400:
                 raise self._server.refused(response.status_code, response.text)
-            merged.logprobs_unit = self._wire.scored(self._server.parsed(response.text), merged.ids)
+            merged.logprobs_unit = self.wire.scored(self._server.parsed(response.text), merged.ids)
         return merged
 
     def _start_call(
@@ -336,7 +337,7 @@ class RemoteEngine:
         """Raise `failure` unless the server's current name for its weights is the confirmed one."""
         if self._expected is None:
             return
-        answer = await self._open_client().get(self._wire.name_route)
+        answer = await self._open_client().get(self.wire.name_route)
         known = answer.status_code == 200
         name = self._server.parsed(answer.text).get("weight_version") if known else f"status {answer.status_code}"
         if name != self._expected:
@@ -364,14 +365,14 @@ class RemoteEngine:
     async def _serve_call(
         self, request: TokenRequest, limit: int, version: int, stream: TokenStream, needs_unit: bool
     ) -> None:
-        reply = self._wire.reply(request, version)
+        reply = self.wire.reply(request, version)
         held: list[TokenChunk] = []
         failure = EngineFailure("the engine was closed")
         finished = False
         try:
             await self._require_expected(CallNotStartedError)
             async for chunk in self._stream_chunks(
-                self._wire.body(request, limit, self._make_cache_salt(version)), reply
+                self.wire.body(request, limit, self._make_cache_salt(version)), reply
             ):
                 if needs_unit:
                     held.append(chunk)
@@ -396,7 +397,7 @@ class RemoteEngine:
                 stream.put(failure)
 
     async def _stream_chunks(self, body: dict[str, Any], reply: StreamedReply) -> AsyncIterator[TokenChunk]:
-        async with self._open_client().stream("POST", self._wire.route, json=body) as response:
+        async with self._open_client().stream("POST", self.wire.route, json=body) as response:
             if response.status_code >= 400:
                 raise self._server.refused(response.status_code, (await response.aread()).decode("utf-8", "replace"))
             async for line in response.aiter_lines():

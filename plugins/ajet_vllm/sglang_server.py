@@ -19,7 +19,7 @@ from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import EngineFailure
 from ajet_vllm.remote import RemoteEngine
 from ajet_vllm.server_weights import ServerWeights
-from ajet_vllm.wire import StreamedReply
+from ajet_vllm.wire import StreamedReply, Wire
 
 ROUTE = "/generate"
 
@@ -54,9 +54,51 @@ class SglangWeights(ServerWeights):
         return str(self.name())
 
 
-class SglangWire:
-    """SGLang's requests and responses, as defined by `Wire`."""
+PLAIN = {"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+PLAIN |= {"min_new_tokens": 0, "n": 1}
+"""Neutral sampling values, sent explicitly: a server's `--preferred-sampling-params` would override omitted ones."""
+INTERVAL = 32
+"""Tokens between two events after the first.
 
+Each event contains the complete reply up to then (about 45 bytes per token): one event per token would transfer 6 GB
+for a reply of 16K tokens.
+"""
+
+
+class SglangReply(StreamedReply):
+    """Reads the events of one stream."""
+
+    def _read_event(self, event: dict[str, Any]) -> TokenChunk | None:
+        info = event["meta_info"]
+        # "stop" without a token id is a stop string, and no request has one
+        if (reason := info["finish_reason"]) is not None:
+            is_own_reason = reason["type"] != "stop" or isinstance(reason.get("matched"), int)
+            self._set_finish(reason["type"] if is_own_reason else None, reason)
+        new = int(info["completion_tokens"]) - self._tokens
+        if new < 0:
+            raise EngineFailure(f"the server streamed {self._tokens} tokens, but its count rose by {new} more")
+        return self._build_chunk(event["output_ids"], info["output_token_logprobs"], info, new) if new else None
+
+    def _build_chunk(self, ids: list[int], rows: list[list[Any]], info: dict[str, Any], new: int) -> TokenChunk:
+        if len(ids) < new or len(rows) < new:
+            raise EngineFailure(
+                f"the server counts {new} new tokens, but sent {len(ids)} tokens with {len(rows)} log-probabilities"
+            )
+        top = info["output_top_logprobs"][-new:] if self._top else []
+        chunk = TokenChunk([], [], [], self._version)
+        for token, (logprob, named, *_) in zip(ids[-new:], rows[-new:], strict=True):
+            self._add_token(chunk, token, named, logprob)
+        # tokens excluded by a schema have null as logprob, because JSON lacks infinity
+        likely = [[(int(token), logprob) for logprob, token, *_ in row[: self._top]] for row in top]
+        chunk.top = [[(token, float(logprob)) for token, logprob in row if logprob is not None] for row in likely]
+        return chunk
+
+
+class SglangWire(Wire):
+    """SGLang's requests and responses."""
+
+    reply = SglangReply
+    weights = SglangWeights
     kind = "SGLang"
     expected = "the URL of `sglang serve --model-path MODEL` (0.5.23 or newer), and its API key in the environment"
     sampled_logprobs_option = "start the server without SGLANG_RETURN_ORIGINAL_LOGPROB"
@@ -135,58 +177,8 @@ class SglangWire:
         rows = answer["meta_info"]["output_token_logprobs"]
         return [int(row[1]) for row in rows], [float(row[0]) for row in rows]
 
-    def reply(self, request: TokenRequest, version: int) -> SglangReply:
-        """Return a reader for one streamed reply."""
-        return SglangReply(request, version)
-
-    def weights(self, base_url: str, headers: dict[str, str]) -> SglangWeights:
-        """Return a client for the server's weights."""
-        return SglangWeights(base_url, headers)
-
 
 class RemoteSglang(RemoteEngine):
     """A remote SGLang server as an engine."""
 
-    def __init__(self, base_url: str, **more: Any) -> None:
-        """`more`: keyword arguments of RemoteEngine."""
-        super().__init__(SglangWire(), base_url, **more)
-
-
-PLAIN = {"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-PLAIN |= {"min_new_tokens": 0, "n": 1}
-"""Neutral sampling values, sent explicitly: a server's `--preferred-sampling-params` would override omitted ones."""
-INTERVAL = 32
-"""Tokens between two events after the first.
-
-Each event contains the complete reply up to then (about 45 bytes per token): one event per token would transfer 6 GB
-for a reply of 16K tokens.
-"""
-
-
-class SglangReply(StreamedReply):
-    """Reads the events of one stream."""
-
-    def _read_event(self, event: dict[str, Any]) -> TokenChunk | None:
-        info = event["meta_info"]
-        # "stop" without a token id is a stop string, and no request has one
-        if (reason := info["finish_reason"]) is not None:
-            is_own_reason = reason["type"] != "stop" or isinstance(reason.get("matched"), int)
-            self._set_finish(reason["type"] if is_own_reason else None, reason)
-        new = int(info["completion_tokens"]) - self._tokens
-        if new < 0:
-            raise EngineFailure(f"the server streamed {self._tokens} tokens, but its count rose by {new} more")
-        return self._build_chunk(event["output_ids"], info["output_token_logprobs"], info, new) if new else None
-
-    def _build_chunk(self, ids: list[int], rows: list[list[Any]], info: dict[str, Any], new: int) -> TokenChunk:
-        if len(ids) < new or len(rows) < new:
-            raise EngineFailure(
-                f"the server counts {new} new tokens, but sent {len(ids)} tokens with {len(rows)} log-probabilities"
-            )
-        top = info["output_top_logprobs"][-new:] if self._top else []
-        chunk = TokenChunk([], [], [], self._version)
-        for token, (logprob, named, *_) in zip(ids[-new:], rows[-new:], strict=True):
-            self._add_token(chunk, token, named, logprob)
-        # tokens excluded by a schema have null as logprob, because JSON lacks infinity
-        likely = [[(int(token), logprob) for logprob, token, *_ in row[: self._top]] for row in top]
-        chunk.top = [[(token, float(logprob)) for token, logprob in row if logprob is not None] for row in likely]
-        return chunk
+    wire = SglangWire()

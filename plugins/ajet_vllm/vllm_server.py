@@ -27,7 +27,7 @@ from ajet.schema.errors import EngineFailure
 from ajet_vllm.remote import RemoteEngine
 from ajet_vllm.server_weights import ServerWeights
 from ajet_vllm.versions import SUPPORTED_VERSIONS
-from ajet_vllm.wire import StreamedReply
+from ajet_vllm.wire import StreamedReply, Wire
 
 ROUTE = "/inference/v1/generate"
 
@@ -62,92 +62,6 @@ class VllmWeights(ServerWeights):
         )
         self._parse_answer(self._send_request("POST", "/reset_prefix_cache"))
         return str(self.name())
-
-
-class VllmWire:
-    """vLLM's requests and responses, as defined by `Wire`."""
-
-    kind = "vLLM"
-    expected = "the URL of `vllm serve MODEL` (since 0.32 with --enable-scale-out), and its API key in .env"
-    sampled_logprobs_option = "start the server with --logprobs-mode processed_logprobs"
-    reports_truncated = True
-    route = ROUTE
-    name_route = NAME_ROUTE
-    version_route = "/version"
-    tested_versions = SUPPORTED_VERSIONS
-
-    def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
-        """Return the longest sequence the server accepts."""
-        return int(served.get("max_model_len") or 1 << 30)
-
-    def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
-        """Build the JSON body of a generate request."""
-        sampling = request.sampling
-        params: dict[str, Any] = {
-            "max_tokens": limit,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "stop_token_ids": list(sampling.stop_ids),
-            "ignore_eos": sampling.json_schema is None,
-            "logprobs": _count_alternatives(sampling.top_logprobs),
-            "detokenize": False,
-        }
-        if sampling.seed is not None:
-            params["seed"] = sampling.seed
-        if sampling.json_schema is not None:
-            schema = json.loads(sampling.json_schema)
-            params["structured_outputs"] = {"json_object": True} if schema == {} else {"json": schema}
-        return {
-            "token_ids": request.prompt_ids.tolist(),
-            "sampling_params": params,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "cache_salt": salt,
-        }
-
-    def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
-        """Build the request that scores the complete prompt; vLLM cannot score a part."""
-        params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
-        return {"token_ids": ids, "sampling_params": params, "stream": False, "cache_salt": salt}
-
-    def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
-        """Return the logprobs at temperature 1 of `ids`, the last ids of a scored prompt.
-
-        Raises:
-            EngineFailure: the scores are missing or belong to other ids.
-        """
-        rows = answer.get("prompt_logprobs")
-        if not isinstance(rows, list) or len(rows) < len(ids):
-            raise EngineFailure("the server returned no log-probabilities of the reply: prompt_logprobs is missing")
-        try:
-            return [
-                min(float(row[str(token)]["logprob"]), 0.0) for row, token in zip(rows[-len(ids) :], ids, strict=True)
-            ]
-        except (KeyError, TypeError, ValueError) as problem:
-            raise EngineFailure("the server returned log-probabilities of other tokens than it sampled") from problem
-
-    def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
-        """Return the sampled ids and their logprobs from a response."""
-        choice = answer["choices"][0]
-        logprobs = [float(each["logprob"]) for each in choice["logprobs"]["content"]]
-        return [int(token) for token in choice["token_ids"]], logprobs
-
-    def reply(self, request: TokenRequest, version: int) -> VllmReply:
-        """Return a reader for one streamed reply."""
-        return VllmReply(request, version)
-
-    def weights(self, base_url: str, headers: dict[str, str]) -> VllmWeights:
-        """Return a client for the server's weights."""
-        return VllmWeights(base_url, headers)
-
-
-class RemoteVllm(RemoteEngine):
-    """A remote vLLM server as an engine."""
-
-    def __init__(self, base_url: str, **more: Any) -> None:
-        """`more`: keyword arguments of RemoteEngine."""
-        super().__init__(VllmWire(), base_url, **more)
 
 
 DEFAULT_MAX_LOGPROBS = 20
@@ -227,3 +141,81 @@ class VllmReply(StreamedReply):
                 rows.sort(key=lambda row: -row[1])  # vLLM lists the sampled token first, even if unlikely
                 chunk.top.append(rows[: self._top])
         return chunk
+
+
+class VllmWire(Wire):
+    """vLLM's requests and responses."""
+
+    reply = VllmReply
+    weights = VllmWeights
+    kind = "vLLM"
+    expected = "the URL of `vllm serve MODEL` (since 0.32 with --enable-scale-out), and its API key in .env"
+    sampled_logprobs_option = "start the server with --logprobs-mode processed_logprobs"
+    reports_truncated = True
+    route = ROUTE
+    name_route = NAME_ROUTE
+    version_route = "/version"
+    tested_versions = SUPPORTED_VERSIONS
+
+    def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
+        """Return the longest sequence the server accepts."""
+        return int(served.get("max_model_len") or 1 << 30)
+
+    def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
+        """Build the JSON body of a generate request."""
+        sampling = request.sampling
+        params: dict[str, Any] = {
+            "max_tokens": limit,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "stop_token_ids": list(sampling.stop_ids),
+            "ignore_eos": sampling.json_schema is None,
+            "logprobs": _count_alternatives(sampling.top_logprobs),
+            "detokenize": False,
+        }
+        if sampling.seed is not None:
+            params["seed"] = sampling.seed
+        if sampling.json_schema is not None:
+            schema = json.loads(sampling.json_schema)
+            params["structured_outputs"] = {"json_object": True} if schema == {} else {"json": schema}
+        return {
+            "token_ids": request.prompt_ids.tolist(),
+            "sampling_params": params,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "cache_salt": salt,
+        }
+
+    def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
+        """Build the request that scores the complete prompt; vLLM cannot score a part."""
+        params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+        return {"token_ids": ids, "sampling_params": params, "stream": False, "cache_salt": salt}
+
+    def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
+        """Return the logprobs at temperature 1 of `ids`, the last ids of a scored prompt.
+
+        Raises:
+            EngineFailure: the scores are missing or belong to other ids.
+        """
+        rows = answer.get("prompt_logprobs")
+        if not isinstance(rows, list) or len(rows) < len(ids):
+            raise EngineFailure("the server returned no log-probabilities of the reply: prompt_logprobs is missing")
+        try:
+            return [
+                min(float(row[str(token)]["logprob"]), 0.0) for row, token in zip(rows[-len(ids) :], ids, strict=True)
+            ]
+        except (KeyError, TypeError, ValueError) as problem:
+            raise EngineFailure("the server returned log-probabilities of other tokens than it sampled") from problem
+
+    def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
+        """Return the sampled ids and their logprobs from a response."""
+        choice = answer["choices"][0]
+        logprobs = [float(each["logprob"]) for each in choice["logprobs"]["content"]]
+        return [int(token) for token in choice["token_ids"]], logprobs
+
+
+class RemoteVllm(RemoteEngine):
+    """A remote vLLM server as an engine."""
+
+    wire = VllmWire()

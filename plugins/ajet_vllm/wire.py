@@ -37,6 +37,16 @@ class Wire(Protocol):
     tested_versions: str
     """Versions of the server that ajet is tested with, as a version specifier."""
 
+    @property
+    def reply(self) -> type[StreamedReply]:
+        """The reader of a request's stream."""
+        ...
+
+    @property
+    def weights(self) -> type[ServerWeights]:
+        """The client for a server's weights."""
+        ...
+
     def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
         """Return the maximum tokens of prompt plus reply that can be scored. `served`: entry in /v1/models.
 
@@ -67,14 +77,6 @@ class Wire(Protocol):
         Raises:
             KeyError, IndexError, TypeError, ValueError: the response is invalid.
         """
-        ...
-
-    def reply(self, request: TokenRequest, version: int) -> StreamedReply:
-        """Return a reader of the request's stream."""
-        ...
-
-    def weights(self, base_url: str, headers: dict[str, str]) -> ServerWeights:
-        """Return a client for the weights of the server at `base_url`."""
         ...
 
 
