@@ -41,6 +41,11 @@ class Sampling:
     json_schema: str | None = None
     """JSON text of a schema that constrains the reply; only for engines with `TokenEngine.constrains`."""
 
+    @property
+    def is_plain(self) -> bool:
+        """True if tokens are drawn from the model's own distribution: at temperature 1, without top-k and top-p."""
+        return self.temperature == 1.0 and self.top_p >= 1.0 and self.top_k <= 0
+
 
 class DrawKey(NamedTuple):
     """Key of one call's random numbers.

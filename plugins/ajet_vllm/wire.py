@@ -101,8 +101,7 @@ def explain_missing_logprobs(wire: Wire, reports_sampled: bool, sampling: Sampli
 
 def is_one_logprob(sampling: Sampling) -> bool:
     """True if both kinds of logprobs follow from a single number."""
-    plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
-    return sampling.json_schema is None and (plain or sampling.temperature == 0.0)
+    return sampling.json_schema is None and (sampling.is_plain or sampling.temperature == 0.0)
 
 
 def truncates(sampling: Sampling) -> bool:

@@ -70,7 +70,7 @@ class Sampler:
         device = logits_BV.device
         unit_BV = self._compute_softmax("unit", logits_BV if unmasked_BV is None else unmasked_BV)
         sampled_BV = unit_BV
-        shaped = [b for b, s in enumerate(settings) if s.temperature > 0 and not (_is_plain(s) and unmasked_BV is None)]
+        shaped = [b for b, s in enumerate(settings) if s.temperature > 0 and not (s.is_plain and unmasked_BV is None)]
         if shaped:
             sampled_BV = self._copy_values("sampled", unit_BV)
             sampled_BV[shaped] = _shape_probabilities(logits_BV[shaped].float(), [settings[b] for b in shaped])
@@ -111,10 +111,6 @@ class Sampler:
 
 _LEAST = torch.finfo(torch.float32).tiny
 """Float32 probabilities below this count as 0; the logarithm is then -87.3, the logarithm of this number."""
-
-
-def _is_plain(settings: Sampling) -> bool:
-    return settings.temperature == 1.0 and settings.top_k <= 0 and settings.top_p >= 1.0
 
 
 def _shape_probabilities(logits_BV: Tensor, settings: Sequence[Sampling]) -> Tensor:

@@ -176,8 +176,7 @@ class RolloutEngine:
         is_cut = len(ids) >= limit and ids[-1] not in sampling.stop_ids
         finish: Literal["stop", "length"] = "length" if is_cut else "stop"
         greedy = sampling.temperature == 0.0
-        plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
-        unit = logprobs if plain else await self._score_at_temperature_one(prompt, ids)
+        unit = logprobs if sampling.is_plain else await self._score_at_temperature_one(prompt, ids)
         yield TokenChunk(ids, [0.0] * len(ids) if greedy else logprobs, unit, oldest, finish, newest=newest)
 
     def weights_changed(self, version: int) -> None:

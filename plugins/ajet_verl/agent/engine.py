@@ -176,9 +176,7 @@ def _has_unit_logprobs(request: TokenRequest) -> bool:
 
     They are for untruncated sampling at temperature 1, and for greedy sampling.
     """
-    sampling = request.sampling
-    plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
-    return plain or sampling.temperature == 0.0
+    return request.sampling.is_plain or request.sampling.temperature == 0.0
 
 
 def _zero_if_greedy(request: TokenRequest, logprobs: list[float]) -> list[float]:
