@@ -8,10 +8,9 @@ gets the same bound.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from loguru import logger
 
@@ -19,33 +18,6 @@ from ajet.schema.episode import Episode
 
 if TYPE_CHECKING:
     from ajet.config.schema.trainer_common import TrainerConfig
-
-
-class Freshness(NamedTuple):
-    """The age of a group in policy versions, checked when it enters a queue and when it enters a batch."""
-
-    age: int
-    """Policy versions between the oldest weights that sampled trained tokens and the present weights."""
-    is_usable: bool
-    """Whether the group may be trained: its age is at most `max_staleness`."""
-    decay: float
-    """Factor on the ratio bounds of the oldest tokens (`out_of_date_decay`): 1 for fresh groups, towards 0 with age."""
-
-    @property
-    def is_stale(self) -> bool:
-        """True if the group must be discarded as `stale`."""
-        return not self.is_usable
-
-
-def measure_freshness(episodes: Iterable[Episode], version: int, trainer: TrainerConfig) -> Freshness:
-    """Return the age of a group's tokens relative to an update of policy `version`.
-
-    A group without trained tokens is fresh. The function is stateless: the episode store enforces that a group is
-    trained only once (`max_trained_count`).
-    """
-    age, rate = max(0, measure_staleness(episodes, version)), trainer.algorithm.out_of_date_decay
-    is_usable = trainer.max_staleness is None or age <= trainer.max_staleness
-    return Freshness(age, is_usable, math.exp(-age * rate) if rate is not None else 1.0)
 
 
 def describe_importance_weights(trainer: TrainerConfig) -> str:

@@ -14,13 +14,14 @@ from loguru import logger
 from ajet.algorithm import open_algorithm
 from ajet.algorithm.importance import ImportanceCorrection, StaleBounds
 from ajet.algorithm.loss_terms import average_by_reply, number_replies, sum_by_reply
-from ajet.algorithm.staleness import measure_freshness
 from ajet.algorithm.token_loss import ReplyStatistics, TokenLoss
+from ajet.backbone.decoupled.closed_groups import is_fresh
 from ajet.backbone.local.losses import StepLoss
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import AjetConfig
 from ajet.config.plugins import find_parts
 from ajet.schema.batch import TrainingBatch
+from ajet.schema.episode import Group
 from ajet.schema.errors import ConfigError, UserError
 from tests.algorithm.test_loss_terms import ADVANTAGES, LOGPROBS, OLD, clipped_by_hand, huber, numeric_gradient
 from tests.support.local_fixtures import config_of, episode_of, random_samples, tiny_qwen3, weights_of
@@ -329,13 +330,12 @@ def test_replies_are_the_runs_of_trained_tokens():
 
 
 def test_what_a_queue_asks_of_a_group():
-    trainer = config_of(max_staleness=4, algorithm__out_of_date_decay=0.5).trainer_common
+    trainer = config_of(max_staleness=4).trainer_common
     episodes = [episode_of(1.0, uuid=name) for name in "ab"]
-    found = measure_freshness(episodes, 2, trainer)
-    assert (found.age, found.is_usable, found.is_stale, found.decay) == (2, True, False, pytest.approx(math.exp(-1)))
-    assert measure_freshness(episodes, 5, trainer).is_stale
-    assert measure_freshness(episodes, 5, config_of(max_staleness=None).trainer_common) == (5, True, 1.0)
-    assert measure_freshness([], 5, trainer) == (0, True, 1.0), "nothing of it is trained"
+    group = Group(episodes[0].task, 0, episodes)
+    assert is_fresh(group, 2, trainer) and not is_fresh(group, 5, trainer)
+    assert is_fresh(group, 5, config_of(max_staleness=None).trainer_common)
+    assert is_fresh(Group(episodes[0].task, 0, []), 5, trainer), "nothing of it is trained"
 
 
 @pytest.mark.parametrize(

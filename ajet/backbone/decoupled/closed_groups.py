@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ajet.algorithm.staleness import measure_freshness
+from ajet.algorithm.staleness import measure_staleness
 from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, list_episodes
 
 if TYPE_CHECKING:
@@ -122,11 +122,12 @@ class ClosedGroups:
 def is_fresh(group: Group, version: int, trainer: TrainerConfig) -> bool:
     """True if an update of policy `version` may train on the group.
 
-    A group with a later version was sampled with weights that no checkpoint holds any more, and is refused.
+    The oldest weights that sampled trained tokens are at most `max_staleness` versions old; a group without trained
+    tokens is fresh. A group with a later version was sampled with weights that no checkpoint holds any more, and is
+    refused.
     """
-    return (
-        find_newest_version(group.episodes, version) <= version
-        and measure_freshness(group.episodes, version, trainer).is_usable
+    return find_newest_version(group.episodes, version) <= version and (
+        trainer.max_staleness is None or measure_staleness(group.episodes, version) <= trainer.max_staleness
     )
 
 
