@@ -8,7 +8,7 @@ unknown to the model. Pure: no I/O, no torch.
 
 from typing import TYPE_CHECKING
 
-from ajet.context_tracker.timeline_making import Snap, choose, cut_over_length, forks, snaps, timelines
+from ajet.context_tracker.timeline_making import Snap, choose, cut_over_length, snaps, timelines
 from ajet.schema.lazy_names import load_lazily
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ __all__ = [
     "Tree",
     "choose",
     "cut_over_length",
-    "forks",
     "pack",
     "snaps",
     "timelines",

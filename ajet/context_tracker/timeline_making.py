@@ -297,8 +297,3 @@ def snaps(calls: Sequence[Call]) -> list[Snap]:
             fork_list.append(Snap(call.index, call.agent, call.fork, latest.get(call.agent), call.prefix, prompt))
         latest[call.agent] = call.index
     return fork_list
-
-
-def forks(calls: Sequence[Call]) -> Counter[str]:
-    """Count the calls that forked, by reason: a metric of each step."""
-    return Counter(call.fork for call in calls if call.fork is not None)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.context_tracker import choose, cut_over_length, forks, snaps, timelines
+from ajet.context_tracker import choose, cut_over_length, snaps, timelines
 from ajet.schema.call import VersionRun, full_ids, prompt_ids
 from tests.support.context_tracker_fixtures import episodes, make_call, shuffled
 
@@ -207,7 +207,6 @@ def test_snaps_say_where_and_why():
     (snap,) = snaps(calls)
     assert (snap.call, snap.before, snap.reason, snap.shared, snap.prompt) == (1, 0, "template", 2, 3)
     assert "template" in str(snap)
-    assert forks(calls) == {"template": 1}
 
 
 def test_the_choice_among_timelines_follows_seed_and_episode():
