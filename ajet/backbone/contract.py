@@ -53,7 +53,6 @@ class RecomputedLoss:
 class Rehearsal:
     """Time and memory of a rehearsed update."""
 
-    tokens: int
     seconds: float
     peak: int
     """Peak memory in bytes: of the GPU, or of this process since its start if there is no GPU."""

@@ -150,7 +150,6 @@ def launch(
         prefix=prefix,
         dry_run=dry_run,
         skip_check_avail_gpu=skip_check_avail_gpu,
-        traceback=traceback,
         rehearsal=not no_rehearsal,
         from_store=parse_store_address(from_store, experiment) if from_store else None,
     )

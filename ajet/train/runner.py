@@ -132,5 +132,3 @@ class LaunchOptions:
     """Try an update of the longest samples before step 1 (local and serve)."""
     from_store: Address | None = None
     """Store filled by samplers. None: the run plays the tasks itself."""
-    traceback: bool = False
-    """Show the traceback of a user error, too."""

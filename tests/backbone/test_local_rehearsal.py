@@ -23,7 +23,7 @@ def trained(*, rehearse: bool, dtype: torch.dtype, **settings: Any) -> tuple[tor
     torch.manual_seed(5)
     if rehearse:
         done = run_rehearsal(trainer, [40, 40], CPU)
-        assert done.tokens == 80 and done.seconds > 0 and done.peak > 1 << 20
+        assert done.seconds > 0 and done.peak > 1 << 20
         assert trainer.policy.weights.gradients is None and trainer.version == trainer.optimizer.steps == 0
     numbers: dict[str, float] = {}
     for step in (1, 2):

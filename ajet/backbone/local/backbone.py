@@ -275,7 +275,7 @@ def run_rehearsal(trainer: Trainer, lengths: Sequence[int], device: torch.device
             "sample) and trainer_common.micro_batch_tokens; set gradient_checkpointing: true or lora.rank: "
             "8; or use a smaller model. --no-rehearsal starts without the trial update",
         ) from error
-    return Rehearsal(sum(lengths), time.monotonic() - began, _measure_peak(device))
+    return Rehearsal(time.monotonic() - began, _measure_peak(device))
 
 
 def make_sample(length: int, vocabulary: int, seed: int, adapter: str | None = None) -> Sample:
