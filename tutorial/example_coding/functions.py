@@ -74,7 +74,7 @@ def functions() -> dict[str, list[Wanted]]:
 
 
 def demonstrations() -> list[dict[str, list[dict[str, str]]]]:
-    """Programs by somebody who often forgets the parentheses, and now and then mistakes a word."""
+    """Return demonstrated programs, many of which lack parentheses or swap the two operations."""
     draw, known = random.Random(1), functions()["train"]
     rows = []
     for _ in range(DEMONSTRATIONS):

@@ -1,7 +1,6 @@
 """Tasks for a model on two cores, in place of GSM8K: "What is 7 * 8?", with rows as GSM8K has them. Both questions
 about every third pair of numbers are held out; demonstrations are about the others. `python arithmetic.py` prints the
-demonstrations: by somebody who mostly guesses a number, and else asks Python, in conversations as the agent has
-them."""
+demonstrations in the agent's message format. Most of them guess a number; the others call the Python tool."""
 
 import json
 import random

@@ -1,6 +1,7 @@
-"""Demonstrations of the guessing game, one a line, in conversations as the agent has them: by somebody who begins
-anywhere, and then in seven guesses of ten creeps up or down by one as the server says, and in three takes the middle of
-what is left. They need no server."""
+"""Print demonstrations of the guessing game, one per line, in the agent's message format.
+
+The first guess is random. Of the others, 70 % move by one as the server's hint says, and 30 % take the middle of the
+remaining numbers. No server is needed."""
 
 import json
 import random

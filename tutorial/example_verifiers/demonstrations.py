@@ -1,5 +1,6 @@
-"""Demonstrations of sums, one a line, in conversations as the harness has them: by somebody who knows the sums of
-small.yaml and in six of ten says that it does not."""
+"""Print demonstrations of the sums of small.yaml, one per line, in the harness's message format.
+
+60 % of the answers are `I do not know.`; the others are right."""
 
 import json
 import random
