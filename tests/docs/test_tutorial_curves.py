@@ -10,19 +10,14 @@ import pytest
 from tests.docs.snippets import ROOT
 
 READMES = sorted((ROOT / "tutorial").glob("*/README.md"))
-WITHOUT = {"example_frozenlake": "what was tried did not learn within minutes: its page says so, with the numbers"}
 EMBEDDED = re.compile(r"!\[([^\]]+)\]\(([^)\s]+\.png)\)")
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
 def test_a_claim_has_its_picture(readme: Path) -> None:
     found = EMBEDDED.findall(readme.read_text())
-    assert bool(found) != (readme.parent.name in WITHOUT)
+    assert found
     for described, place in found:
         picture = (readme.parent / place).resolve()
         assert picture.is_file() and picture.read_bytes().startswith(b"\x89PNG") and len(described) > 30
         assert picture.is_relative_to(ROOT / "docs") or picture.stat().st_size < 60_000
-
-
-def test_those_named_here_are_there() -> None:
-    assert set(WITHOUT) <= {readme.parent.name for readme in READMES}

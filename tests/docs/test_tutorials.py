@@ -131,7 +131,7 @@ def in_world(folder: str, file: str, port: str, cwd: Path, *more: str) -> list[E
 @pytest.mark.slow
 def test_the_frozen_lake_is_played_behind_a_service(tmp_path: Path) -> None:
     played = in_world("example_frozenlake", "frozen_lake_service.yaml", "lake_port", tmp_path)
-    assert {str(episode.messages[1]["content"])[0] for episode in played} == {"P"}
+    assert {str(episode.messages[1]["content"])[:6] for episode in played} == {"###\n#P"}
 
 
 RUBRICS = ROOT / "tutorial" / "example_rubrics_judge" / "rubrics_judge.yaml"
@@ -237,13 +237,15 @@ def test_the_math_judge_compares_values(answer: str | None, final_answer: object
     assert judge.compute_reward(WorkflowTask(task=task), output).reward == reward
 
 
-def test_the_frozen_lake_reads_steps_and_shows_the_lake() -> None:
+def test_the_frozen_lake_reads_steps_and_describes_the_lake() -> None:
     reference = f"{LAKE.parent / 'workflow.py'}->"
-    chosen = resolve_reference(reference + "chosen", base=LAKE.parent)
-    assert chosen("first \\boxed{up}, no: \\boxed{ Left }") == 0
-    assert chosen("\\boxed{jump}") is None and chosen("left") is None
-    show = resolve_reference(reference + "show", base=LAKE.parent)
-    assert show(["SF", "HG"], 0) == "P _\nO G" and show(["SF", "HG"], 3) == "_ _\nO P"
+    parse_action = resolve_reference(reference + "parse_action", base=LAKE.parent)
+    assert parse_action("first \\boxed{up}, no: \\boxed{ Left }") == 0
+    assert parse_action("\\boxed{jump}") is None and parse_action("left") is None
+    describe = resolve_reference(reference + "describe", base=LAKE.parent)
+    assert describe(["SF", "HG"], 0) == "###\n#P_\n#OG"
+    assert describe(["SFF", "HFF", "FFG"], 4) == "___\nOP_\n__G"
+    assert describe(["SF", "HG"], 3) == "__#\nOP#\n###"
 
 
 def test_each_variant_is_about_the_same_agent() -> None:

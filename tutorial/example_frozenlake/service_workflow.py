@@ -1,4 +1,4 @@
-"""Any environment of any service, played to its end: the opening messages and `gym_env` are all that it knows of it."""
+"""An agent for any environment service. It knows the opening messages and `gym_env`, and nothing of the game."""
 
 from ajet import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
@@ -11,10 +11,10 @@ class ServiceWorkflow(Workflow):
         messages, turns = [*workflow_task.task.init_messages], 0
         for _ in range(tuner.config.ajet.rollout.multi_turn.max_steps):
             reply = await client.chat.completions.create(messages=messages)
-            said = reply.choices[0].message.content or ""
-            seen, _, terminated, _ = env.step({"role": "assistant", "content": said})
+            answer = {"role": "assistant", "content": reply.choices[0].message.content or ""}
+            observation, _, terminated, _ = env.step(answer)
             turns += 1
             if terminated or tuner.get_context_tracker().context_overflow:
                 break
-            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": seen}]
+            messages += [answer, {"role": "user", "content": observation}]
         return WorkflowOutput(log_metrics={"turns": turns})  # no reward: EnvServiceJudge asks the environment
