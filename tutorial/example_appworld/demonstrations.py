@@ -1,6 +1,7 @@
-"""Demonstrations of shopping, one a line, in conversations as the agent has them: by somebody who in four tasks of ten
-buys something without a look at the list, in four ends after the first purchase, and in two buys all of it. None of
-their lists is that of a held-out task."""
+"""Print demonstrations of shopping, one per line, in the agent's message format.
+
+40 % buy something without reading the list, 40 % end after the first purchase, and 20 % buy the complete list. No list
+of a held-out task occurs."""
 
 import json
 import random
