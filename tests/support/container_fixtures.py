@@ -60,7 +60,7 @@ _PACKAGES = """
     typing_inspection uvicorn yaml yarl
 """
 """Of this Python's, those that `ajet env up` imports."""
-_PROGRAMS = ("sh", "bash", "chmod", "setsid", "cat", "sleep", "yes", "rm", "ln", "mkfifo", "mkdir", "env", "ls", "tar")
+_PROGRAMS = "bash cat chmod env git ln ls mkdir mkfifo rm setsid sh sleep tar yes"
 _LEFT_OUT = re.compile(r"/(test|tests|idlelib|ensurepip|lib2to3|tkinter|turtledemo|dist-packages|config-[^/]*)(/|$)")
 
 
@@ -162,7 +162,7 @@ def _image(added: Mapping[str, Path] = MappingProxyType({})) -> bytes:
     """A root folder as a tar: the distribution's Python, its standard library, a shell, what these are linked to; and
     what is `added`, by its place."""
     version = os.path.basename(os.path.realpath("/usr/bin/python3"))
-    programs = [found for name in _PROGRAMS if (found := shutil.which(name, path="/usr/bin:/bin")) is not None]
+    programs = [found for name in _PROGRAMS.split() if (found := shutil.which(name, path="/usr/bin:/bin")) is not None]
     library = f"/usr/lib/{version}"
     compiled = [each for folder in (Path(library), *added.values()) for each in folder.rglob("*.so")]
     linked = _linked([f"/usr/bin/{version}", *programs, *map(str, compiled)])

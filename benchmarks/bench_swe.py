@@ -1,0 +1,219 @@
+"""tutorial/example_swe with three seeds: success on held-out repositories before and after, and what changed.
+
+    python benchmarks/bench_swe.py --out swe.jsonl      plays the seeds that are not in the file
+    python benchmarks/bench_swe.py --table swe.jsonl    prints the table of recorded runs
+
+Each run is the tutorial by the `ajet` command with one thread, from one model of the demonstrations. Its containers
+are podman's, from an image that is made of this machine's own Python and git, unless `--image` names another one.
+
+Invariant: a row depends on the run's folder and its seconds alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ajet.record import EpisodeFiles
+from ajet.record.intervals import wilson
+from ajet.schema.episode import Episode
+
+ROOT = Path(__file__).parents[1]
+TUTORIAL = ROOT / "tutorial" / "example_swe"
+SEEDS = (0, 1, 2)
+RUN_TESTS = "run tests"
+
+
+class Seconds(NamedTuple):
+    """What a command took."""
+
+    processor: float
+    wall: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """Counts of the attempts of one step or validation."""
+
+    played: int
+    solved: int
+    ran_tests: int
+    """Attempts that ran the tests before their first edit."""
+    solved_after_tests: int
+    unfit_edits: int
+    """Replies that were neither `run tests` nor an edit of a line."""
+    failed: int
+    """Attempts without a reward. They are in no other count."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweRun:
+    """The numbers of one run."""
+
+    seed: int
+    held_out: dict[int, Attempts]
+    """Step -> attempts at the held-out repositories."""
+    training: list[Attempts]
+    processor_s: float
+    wall_s: float
+
+
+def run_python(*arguments: str, cwd: Path) -> Seconds:
+    """Run this Python with one thread, and return its seconds. Those of its containers are among them."""
+    paths = [str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Seconds(round(used, 1), round(time.monotonic() - started, 1))
+
+
+def prepare(folder: Path, image: str) -> Path:
+    """Write the tasks, and return the model that learned from the demonstrations, made unless it is there."""
+    run_python(str(TUTORIAL / "repositories.py"), "tasks", "--image", image, cwd=folder)
+    exports = folder / "launcher_record" / "swe_sft" / "exports"
+    if not exports.is_dir():
+        with (folder / "demonstrations.jsonl").open("w") as rows:
+            program = [sys.executable, str(TUTORIAL / "repositories.py"), "--demonstrations"]
+            subprocess.run(program, stdout=rows, check=True)
+        run_python(str(TUTORIAL / "make_model.py"), "coder", cwd=folder)
+        command = ("-m", "ajet.cli.launcher")
+        seconds = run_python(
+            *command, "sft", "--conf", str(TUTORIAL / "sft.yaml"), "trainer_common.threads=1", cwd=folder
+        )
+        print(f"demonstrations: {seconds.processor:.0f} processor seconds, {seconds.wall:.0f} by the clock")
+        run_python(*command, "export", "swe_sft", cwd=folder)
+    [model] = exports.iterdir()
+    return model
+
+
+def play_run(seed: int, model: Path, folder: Path) -> SweRun:
+    """Play one run and return its numbers."""
+    tasks = [f"task_reader.harbor.{key}={folder}/tasks/{split}" for key, split in
+             (("path", "train"), ("validation", "held_out"))]  # fmt: skip
+    settings = [f"model.path={model}", f"experiment_name=swe_{seed}", f"seed={seed}", "trainer_common.threads=1"]
+    command = ["-m", "ajet.cli.launcher", "--conf", str(TUTORIAL / "swe.yaml"), "--fresh"]
+    seconds = run_python(*command, *tasks, *settings, cwd=folder)
+    return read_run(folder / "launcher_record" / f"swe_{seed}", seed, seconds)
+
+
+def read_run(folder: Path, seed: int, seconds: Seconds) -> SweRun:
+    """Return the numbers of a recorded run."""
+    files = EpisodeFiles(folder / "episodes")
+    held_out = {step: count_attempts(files.read(step, "validation")) for step in files.steps("validation")}
+    training = [count_attempts(files.read(step)) for step in files.steps()]
+    return SweRun(seed, held_out, training, seconds.processor, seconds.wall)
+
+
+def count_attempts(episodes: Iterable[Episode]) -> Attempts:
+    """Count what the agent did in the attempts."""
+    numbers = dict.fromkeys(Attempts.__dataclass_fields__, 0)
+    for episode in episodes:
+        if episode.reward is None:
+            numbers["failed"] += 1
+            continue
+        replies = [message["content"].strip() for message in episode.messages if message["role"] == "assistant"]
+        results = [message["content"] for message in episode.messages if message["role"] == "user"][1:]
+        solved, ran_tests = episode.reward == 1, RUN_TESTS in replies
+        numbers["played"] += 1
+        numbers["solved"] += solved
+        numbers["ran_tests"] += ran_tests
+        numbers["solved_after_tests"] += solved and ran_tests
+        numbers["unfit_edits"] += results.count("no such line")
+    return Attempts(**numbers)
+
+
+HEAD = ("Seed", "Held out, before", "after", "Ran the tests, before", "after", "Solved after the tests, before",
+        "after", "Training, by step", "Processor s", "Minutes")  # fmt: skip
+
+
+def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of recorded runs: a line per seed, and one of all seeds."""
+    lines: list[Sequence[str]] = [HEAD, ["---"] * len(HEAD)]
+    lines += [list_cells(str(row["seed"]), [row]) for row in rows]
+    lines.append(list_cells("all", rows))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def list_cells(name: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the cells of one line."""
+    ends = [[list(row["held_out"].values())[at] for row in rows] for at in (0, -1)]
+    steps = zip(*(row["training"] for row in rows), strict=True)
+    return [
+        name,
+        *(format_share(end, "solved", "played") for end in ends),
+        *(f"{total(end, 'ran_tests') / total(end, 'played'):.0%}" for end in ends),
+        *(f"{total(end, 'solved_after_tests') / max(1, total(end, 'ran_tests')):.0%}" for end in ends),
+        ", ".join(f"{total(step, 'solved') / total(step, 'played'):.0%}" for step in steps),
+        f"{fmean(row['processor_s'] for row in rows):.0f}",
+        f"{fmean(row['wall_s'] for row in rows) / 60:.0f}",
+    ]
+
+
+def format_share(counts: Sequence[Mapping[str, int]], part: str, whole: str) -> str:
+    """Return a rate with its 95 % interval."""
+    rate, count = total(counts, part) / total(counts, whole), total(counts, whole)
+    low, high = wilson(rate, count)
+    return f"{rate:.0%} ({low:.0%} to {high:.0%})"
+
+
+def total(counts: Iterable[Mapping[str, int]], name: str) -> int:
+    """Return the sum of a count."""
+    return sum(each[name] for each in counts)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the recorded runs of a file, [] if there is none."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def find_image(named: str | None) -> str:
+    """Return the base image: the named one, or one made of this machine's Python in a store of its own."""
+    if named:
+        return named
+    from tests.support.container_fixtures import IMAGE, lacks_podman
+
+    if problem := lacks_podman():
+        raise SystemExit(f"no container can be started: {problem}")
+    return IMAGE
+
+
+def main() -> None:
+    """Play the missing runs, or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="file that gets one row per run")
+    parser.add_argument("--table", type=Path, help="print the table of this file")
+    parser.add_argument("--folder", type=Path, help="folder for model and runs; default: a temporary one")
+    parser.add_argument("--image", help="base image of the tasks, such as docker.io/library/python:3.12")
+    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    arguments = parser.parse_args()
+    if arguments.out:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = (arguments.folder or Path(temporary)).resolve()
+            model = prepare(folder, find_image(arguments.image))
+            known = {row["seed"] for row in read_rows(arguments.out)}
+            for seed in arguments.seeds:
+                if seed not in known:
+                    row = play_run(seed, model, folder)
+                    with arguments.out.open("a") as file:
+                        file.write(json.dumps(asdict(row)) + "\n")
+    if table := arguments.table or arguments.out:
+        print(format_table(read_rows(table)))
+
+
+if __name__ == "__main__":
+    main()
