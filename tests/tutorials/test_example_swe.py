@@ -70,7 +70,7 @@ def test_one_repair_passes_the_visible_test() -> None:
     for repository in of("repositories.py->read_repositories")():
         for function in repository.functions:
             for bug in function.bugs():
-                repairs = [each for each in bug.bugs() if each.call(4) == function.call(4)]
+                repairs = [each for each in bug.bugs() if each.call(10) == function.call(10)]
                 assert repairs == [function], "the agent can know the repair from the failing assertion"
 
 
@@ -127,10 +127,10 @@ def play(task: Path, *replies: str, overrides: dict[str, Any] | None = None) -> 
 def test_the_agent_repairs_in_a_container(tasks: Path) -> None:
     require("podman")
     task = tasks / "held_out" / HOTEL
-    output, calls = play(task, "run tests", "what?", "line 2: return rooms * 2")
+    output, calls = play(task, "run tests", "what?", "line 2: return n * 2")
     assert output.reward == 1.0 and len(calls) == 3 and output.metadata["flags"] == {}
-    assert "+    return rooms * 2\n" in output.metadata["final_answer"], "the patch"
-    output, _ = play(task, "line 2: return rooms * 3")
+    assert "+    return n * 2\n" in output.metadata["final_answer"], "the patch"
+    output, _ = play(task, "line 2: return n * 3")
     assert output.reward == 0.0
 
 

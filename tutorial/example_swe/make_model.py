@@ -9,7 +9,7 @@ from repositories import draw_demonstration
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-VOCABULARY = 1024
+VOCABULARY = 640
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = """{%- for message in messages %}\
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\

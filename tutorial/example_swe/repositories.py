@@ -16,23 +16,23 @@ from typing import Any
 from agent import SYSTEM, show_file
 
 TEN = """
-bakery: price(loaves) * 5, flour(cakes) + 7, oven(trays) + 3
-bank: balance(coins) - 8, fee(notes) * 2, interest(years) * 6
-cinema: queue(films) - 2, seats(rows) * 9, tickets(guests) - 4
-farm: eggs(hens) + 7, fences(fields) + 3, hay(cows) * 6
-garage: fuel(miles) - 7, tools(workers) - 9, wheels(cars) * 4
-garden: seeds(rows) * 3, water(trees) * 8, weeds(days) - 5
-hotel: beds(rooms) * 2, keys(floors) + 6, towels(guests) + 4
-library: loans(days) - 9, pages(books) * 8, shelves(halls) - 5
-post: boxes(streets) + 2, delay(miles) - 3, stamps(letters) + 6
-school: chairs(pupils) - 4, desks(classes) + 9, lessons(weeks) * 3
+bakery: price * 5, flour + 7, oven + 3
+bank: balance - 8, fee * 2, interest * 6
+cinema: queue - 2, seats * 9, tickets - 4
+farm: eggs + 7, fences + 3, hay * 6
+garage: fuel - 7, tools - 9, wheels * 4
+garden: seeds * 3, water * 8, weeds - 5
+hotel: beds * 2, keys + 6, towels + 4
+library: loans - 9, pages * 8, shelves - 5
+post: boxes + 2, delay - 3, stamps + 6
+school: chairs - 4, desks + 9, lessons * 3
 """
 HELD_OUT = ("hotel", "library", "school")
 SIGNS = "+-*"
 NUMBERS = range(2, 10)
-TRIED, HIDDEN = 4, (0, 3, 10, 21)
+TRIED, HIDDEN = 10, (0, 3, 7, 21)
 """What the tests call each function with: those of the repository, and those of the verifier."""
-DEMONSTRATIONS = 9000
+DEMONSTRATIONS = 9600
 RUNS_TESTS, IS_RIGHT = 0.35, 0.8
 """Shares of the demonstrations: the tests are run first; the edit after them is right."""
 IMAGE = "docker.io/library/python:3.12"
@@ -68,15 +68,14 @@ cp /solution/{name}.py /repository/{name}.py
 
 @dataclass(frozen=True)
 class Function:
-    """`def name(argument): return argument sign number`."""
+    """`def name(n): return n sign number`."""
 
     name: str
-    argument: str
     sign: str
     number: int
 
     def program(self) -> str:
-        return f"def {self.name}({self.argument}):\n    return {self.argument} {self.sign} {self.number}"
+        return f"def {self.name}(n):\n    return n {self.sign} {self.number}"
 
     def call(self, value: int) -> int:
         return {"+": value + self.number, "-": value - self.number, "*": value * self.number}[self.sign]
@@ -115,8 +114,8 @@ def read_repositories() -> list[Repository]:
         name, _, functions = line.partition(": ")
         parsed = []
         for each in functions.split(", "):
-            call, sign, number = each.split()
-            parsed.append(Function(*call.rstrip(")").split("("), sign, int(number)))
+            function, sign, number = each.split()
+            parsed.append(Function(function, sign, int(number)))
         repositories.append(Repository(name, tuple(parsed)))
     return repositories
 
@@ -155,19 +154,18 @@ def write_task(folder: Path, right: Repository, broken: Repository, image: str) 
 def draw_repository(draw: random.Random) -> Repository:
     """Draw a repository of the ten's words, none of whose functions is one of theirs."""
     known = [each for repository in read_repositories() for each in repository.functions]
-    names, arguments = sorted({each.name for each in known}), sorted({each.argument for each in known})
     functions: list[Function] = []
-    for name, argument in zip(draw.sample(names, 3), draw.sample(arguments, 3), strict=True):
+    for name in draw.sample(sorted(each.name for each in known), 3):
         function = None
         while function is None or function in known:
-            function = Function(name, argument, draw.choice(SIGNS), draw.choice(NUMBERS))
+            function = Function(name, draw.choice(SIGNS), draw.choice(NUMBERS))
         functions.append(function)
     return Repository("", tuple(functions))
 
 
 def write_edit(at: int, new: Function) -> str:
     """Return the reply that gives the function at this place another body."""
-    return f"line {2 + 4 * at}: return {new.argument} {new.sign} {new.number}"
+    return f"line {2 + 4 * at}: return n {new.sign} {new.number}"
 
 
 def draw_demonstration(draw: random.Random) -> dict[str, Any]:
