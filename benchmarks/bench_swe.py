@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ajet.record import EpisodeFiles
-from ajet.record.intervals import wilson
+from ajet.record.intervals import half_width, plus_minus
 from ajet.schema.episode import Episode
 
 ROOT = Path(__file__).parents[1]
@@ -53,10 +54,10 @@ class Attempts:
     ran_tests: int
     """Attempts that ran the tests before their first edit."""
     solved_after_tests: int
-    unfit_edits: int
-    """Replies that were neither `run tests` nor an edit of a line."""
     failed: int
     """Attempts without a reward. They are in no other count."""
+    solved_by_task: dict[str, float]
+    """Share of each task's attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,24 +122,23 @@ def read_run(folder: Path, seed: int, seconds: Seconds) -> SweRun:
 
 def count_attempts(episodes: Iterable[Episode]) -> Attempts:
     """Count what the agent did in the attempts."""
-    numbers = dict.fromkeys(Attempts.__dataclass_fields__, 0)
+    rewards, after_tests, failed = defaultdict[str, list[bool]](list), list[bool](), 0
     for episode in episodes:
         if episode.reward is None:
-            numbers["failed"] += 1
+            failed += 1
             continue
+        solved = episode.reward == 1
+        rewards[episode.task.task_id].append(solved)
         replies = [message["content"].strip() for message in episode.messages if message["role"] == "assistant"]
-        results = [message["content"] for message in episode.messages if message["role"] == "user"][1:]
-        solved, ran_tests = episode.reward == 1, RUN_TESTS in replies
-        numbers["played"] += 1
-        numbers["solved"] += solved
-        numbers["ran_tests"] += ran_tests
-        numbers["solved_after_tests"] += solved and ran_tests
-        numbers["unfit_edits"] += results.count("no such line")
-    return Attempts(**numbers)
+        if RUN_TESTS in replies:
+            after_tests.append(solved)
+    by_task = {task: fmean(solved) for task, solved in sorted(rewards.items())}
+    every = [solved for each in rewards.values() for solved in each]
+    return Attempts(len(every), sum(every), len(after_tests), sum(after_tests), failed, by_task)
 
 
-HEAD = ("Seed", "Held out, before", "after", "Ran the tests, before", "after", "Solved after the tests, before",
-        "after", "Training, by step", "Processor s", "Minutes")  # fmt: skip
+HEAD = ("Seed", "Solved before", "after", "Gain", "Ran the tests before", "after", "Solved of these before", "after",
+        "Processor s", "Minutes")  # fmt: skip
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -151,27 +151,27 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def list_cells(name: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the cells of one line."""
-    ends = [[list(row["held_out"].values())[at] for row in rows] for at in (0, -1)]
-    steps = zip(*(row["training"] for row in rows), strict=True)
+    before, after = ([list(row["held_out"].values())[at] for row in rows] for at in (0, -1))
+    ends = (before, after)
+    shares = [average_tasks(end) for end in ends]
+    gains = [last - first for first, last in zip(*shares, strict=True)]
     return [
         name,
-        *(format_share(end, "solved", "played") for end in ends),
+        *(f"{fmean(share):.2f}{plus_minus(half_width(share), '.2f')}" for share in shares),
+        f"{fmean(gains):.2f}{plus_minus(half_width(gains), '.2f')}",
         *(f"{total(end, 'ran_tests') / total(end, 'played'):.0%}" for end in ends),
         *(f"{total(end, 'solved_after_tests') / max(1, total(end, 'ran_tests')):.0%}" for end in ends),
-        ", ".join(f"{total(step, 'solved') / total(step, 'played'):.0%}" for step in steps),
         f"{fmean(row['processor_s'] for row in rows):.0f}",
         f"{fmean(row['wall_s'] for row in rows) / 60:.0f}",
     ]
 
 
-def format_share(counts: Sequence[Mapping[str, int]], part: str, whole: str) -> str:
-    """Return a rate with its 95 % interval."""
-    rate, count = total(counts, part) / total(counts, whole), total(counts, whole)
-    low, high = wilson(rate, count)
-    return f"{rate:.0%} ({low:.0%} to {high:.0%})"
+def average_tasks(ends: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return each task's share of solved attempts, averaged over the runs."""
+    return [fmean(end["solved_by_task"][task] for end in ends) for task in ends[0]["solved_by_task"]]
 
 
-def total(counts: Iterable[Mapping[str, int]], name: str) -> int:
+def total(counts: Iterable[Mapping[str, Any]], name: str) -> int:
     """Return the sum of a count."""
     return sum(each[name] for each in counts)
 
