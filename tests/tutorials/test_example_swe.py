@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import subprocess
 import sys
@@ -111,12 +112,10 @@ def test_the_yamls_are_valid(tasks: Path) -> None:
         load_experiment(FOLDER / name, overrides=["model.path=embedded:tiny-tools", *more]).require_ready()
 
 
-def play(task: Path, *replies: str, overrides: dict[str, Any] | None = None) -> tuple[WorkflowOutput, list[Any]]:
+def play(task: Path, *replies: str, **settings: Any) -> tuple[WorkflowOutput, list[Any]]:
     """Play a task in a container with a scripted model."""
-    experiment = load_experiment(FOLDER / "swe.yaml", overrides=["model.path=embedded:tiny-tools"])
-    for key, value in (overrides or {}).items():
-        section, _, name = key.partition(".")
-        experiment.config[section][name] = value
+    overrides = [f"{name.replace('__', '.')}={json.dumps(value)}" for name, value in settings.items()]
+    experiment = load_experiment(FOLDER / "swe.yaml", overrides=["model.path=embedded:tiny-tools", *overrides])
     given = Task(main_query="", task_id=task.name, metadata={"folder": str(task)})
     with scene(*(replies or ("",)), config=experiment.config) as played:
         output = asyncio.run(HarborWorkflow().execute(WorkflowTask(task=given, task_id=given.task_id), played.tuner))
@@ -138,10 +137,9 @@ def test_the_agent_repairs_in_a_container(tasks: Path) -> None:
 def test_a_solution_is_rewarded_in_a_container(tasks: Path) -> None:
     require("podman")
     task = tasks / "held_out" / HOTEL
-    for script, reward in (("solve.sh", 1.0), ("test_hotel.py", 0.0)):
-        command = ["bash", "-c", f"[ {script} != solve.sh ] || bash /solution/solve.sh; echo pass > test_hotel.py"]
-        overrides = {"command_agent.command": command, "container.mounts": [f"{task}/solution:/solution"]}
-        output, _ = play(task, overrides=overrides)
+    mounts = [f"{task}/solution:/solution"]
+    for script, reward in (("bash /solution/solve.sh", 1.0), ("echo pass > test_hotel.py", 0.0)):
+        output, _ = play(task, command_agent__command=["bash", "-c", script], container__mounts=mounts)
         assert output.reward == reward, "an edit of the visible test earns nothing"
 
 
@@ -155,5 +153,6 @@ def test_it_learns_to_run_the_tests(tasks: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(FOLDER / "make_model.py"), "coder"], check=True, cwd=tmp_path, timeout=120)
     model = taught(FOLDER / "sft.yaml", tmp_path)
     places = [f"task_reader.harbor.path={tasks}/train", f"task_reader.harbor.validation={tasks}/held_out"]
-    held_out, _ = learned(FOLDER / "swe.yaml", tmp_path, "swe", model, *places)
+    steps = ["trainer_common.total_training_steps=16", "trainer_common.test_freq=16"]  # the page's ten are few
+    held_out, _ = learned(FOLDER / "swe.yaml", tmp_path, "swe", model, *places, *steps)
     assert held_out[-1] > held_out[0] + 0.2, held_out

@@ -62,7 +62,7 @@ echo $reward > /logs/verifier/reward.txt
 """
 SOLUTION = """\
 #!/bin/bash
-cp /solution/{name}.py /repository/{name}.py
+cat /solution/{name}.py > /repository/{name}.py
 """
 
 
