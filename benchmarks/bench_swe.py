@@ -176,6 +176,27 @@ def total(counts: Iterable[Mapping[str, Any]], name: str) -> int:
     return sum(each[name] for each in counts)
 
 
+def draw_curves(rows: Sequence[Mapping[str, Any]], picture: Path) -> None:
+    """Draw training attempts over the steps, mean and range of the seeds, and success on held-out tasks as dots."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
+    for name, label in (("ran_tests", "ran the tests"), ("solved", "solved")):
+        curves = [[step[name] / step["played"] for step in row["training"]] for row in rows]
+        steps = range(1, len(curves[0]) + 1)
+        axes.plot(steps, [fmean(values) for values in zip(*curves, strict=True)], label=f"training: {label}")
+        lowest, highest = ([choose(values) for values in zip(*curves, strict=True)] for choose in (min, max))
+        axes.fill_between(steps, lowest, highest, alpha=0.15)
+    for step in rows[0]["held_out"]:
+        shares = average_tasks([row["held_out"][step] for row in rows])
+        axes.errorbar(int(step), fmean(shares), half_width(shares) or 0, fmt="o", color="black", capsize=3)
+    axes.plot([], [], "o", color="black", label="held out: solved, and its 95 % interval")
+    axes.set(xlabel="step", ylabel="share of attempts", ylim=(0, 1))
+    axes.legend(loc="upper left")
+    figure.savefig(picture, dpi=90)
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the recorded runs of a file, [] if there is none."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
@@ -197,6 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="file that gets one row per run")
     parser.add_argument("--table", type=Path, help="print the table of this file")
+    parser.add_argument("--picture", type=Path, help="draw the curves of the runs in --table into this PNG file")
     parser.add_argument("--folder", type=Path, help="folder for model and runs; default: a temporary one")
     parser.add_argument("--image", help="base image of the tasks, such as docker.io/library/python:3.12")
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
@@ -212,7 +234,10 @@ def main() -> None:
                     with arguments.out.open("a") as file:
                         file.write(json.dumps(asdict(row)) + "\n")
     if table := arguments.table or arguments.out:
-        print(format_table(read_rows(table)))
+        rows = read_rows(table)
+        print(format_table(rows))
+        if arguments.picture:
+            draw_curves(rows, arguments.picture)
 
 
 if __name__ == "__main__":
