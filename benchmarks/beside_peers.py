@@ -27,6 +27,7 @@ import json
 import math
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -244,7 +245,8 @@ def build_verl_config(seed: int, folder: Path) -> dict[str, Any]:
     from verl_agent import tool_config, write_data
 
     given = [f"ajet.{key}={value}" for key, value in ajet_settings(seed).items() if key != "trainer_common.threads"]
-    experiment = load_experiment(TEMPLATE, backbone="verl", overrides=given, exp_dir=folder / "ajet")
+    template = shutil.copytree(TEMPLATE.parent, folder / "template") / TEMPLATE.name  # `configs` writes beside the YAML
+    experiment = load_experiment(template, backbone="verl", overrides=given, exp_dir=folder / "ajet")
     data, tools = folder / "train.parquet", folder / "tools.yaml"
     write_data(data, seed)
     tools.write_text(json.dumps(tool_config()))  # JSON is YAML
