@@ -106,7 +106,7 @@ def main() -> None:
     theirs = of_agents()
     rollout.close()
     gateway.close()
-    assert all(group.scored for group in groups), rollout.tally
+    assert all(group.scored for group in groups)
     print(f"{len(groups)} agents of {CALLS} calls, isolation {chosen.isolation}: {wall:.1f} s by the clock")
     of_each = f"agents {theirs / chosen.agents:.2f} s each, " if chosen.isolation == "process" else ""
     print(f"processor time: {of_each}here {own:.1f} s; memory: {(memory - asks.least) / (1 << 30):.1f} GB at most")

@@ -157,7 +157,7 @@ def bench_sdk(episodes: int, latency: float, processes: int) -> float:
     wall, cpu, theirs = time.monotonic() - began, time.process_time() - cpu, of_agents() - theirs
     rollout.close()
     gateway.close()
-    assert all(group.scored and len(group.episodes[0].timelines) == 1 for group in groups), rollout.tally
+    assert all(group.scored and len(group.episodes[0].timelines) == 1 for group in groups)
     ideal = CALLS * latency
     calls = episodes * CALLS
     where = f"in {processes} processes" if processes else "in process"

@@ -344,7 +344,7 @@ def _compute_length_metrics(scored: Sequence[_ScoredEpisode], overlong: Overlong
 def _compute_credit_metrics(
     scored: Sequence[_ScoredEpisode], batch: TrainingBatch, *, has_teacher: bool
 ) -> dict[str, float]:
-    trained = [abs(each.advantage) for each in batch.outcomes.values() if each.advantage is not None]
+    trained = [abs(outcome.advantage) for outcome in batch.outcomes.values() if outcome.advantage is not None]
     penalties = np.concatenate([item.penalties for item in scored]) if scored else np.zeros(0)
     metrics: dict[str, float] = {
         "credit/samples": len(batch.samples),

@@ -45,7 +45,7 @@ class Gdpo(Grpo):
     def require_fit(self, config: AjetConfig) -> None:
         """Raise ConfigError for conflicting scorer weights, and UserError for unknown names in `reward_weights`."""
         weights, scorers = self.settings.reward_weights, config.task_judge.scorers
-        names = [each.name.rpartition("->")[2] for each in scorers]
+        names = [scorer.name.rpartition("->")[2] for scorer in scorers]
         for name, each in zip(names, scorers, strict=True):
             if each.weight <= 0 and name not in weights:
                 raise ConfigError(
@@ -66,7 +66,7 @@ class Gdpo(Grpo):
         weights = self.settings.reward_weights
         groups = index_groups(groups_E)
         if len(groups) > 1:  # a single group may belong to a task with other scorers
-            reported = list(dict.fromkeys(name for each in episodes_E for name in _read_parts(each)))
+            reported = list(dict.fromkeys(name for episode in episodes_E for name in _read_parts(episode)))
             named_parts = [name for name in weights if name not in (TOTAL_REWARD, LENGTH)]
             if reported and not set(named_parts) & set(reported):
                 _refuse_unknown(named_parts, reported)
@@ -85,12 +85,12 @@ class Gdpo(Grpo):
     def _collect_rewards(self, episodes_G: Sequence[Episode]) -> dict[str, Row]:
         """Return the [k] rewards of the attempts at a task, by reward name."""
         weights, overlong = self.settings.reward_weights, self.settings.overlong
-        totals = np.array([each.reward for each in episodes_G], np.float64)
+        totals = np.array([episode.reward for episode in episodes_G], np.float64)
         names = {
             name: None
-            for each in episodes_G
-            for name in _read_parts(each)
-            if name in _list_scorers(each) or name in weights
+            for episode in episodes_G
+            for name in _read_parts(episode)
+            if name in _list_scorers(episode) or name in weights
         }
         rewards = {
             name: np.array([
@@ -103,7 +103,7 @@ class Gdpo(Grpo):
             rewards[TOTAL_REWARD] = totals
         if overlong.length is not None:
             rewards[LENGTH] = np.array(
-                [compute_length_reward(count_sampled_tokens(each), overlong) for each in episodes_G]
+                [compute_length_reward(count_sampled_tokens(episode), overlong) for episode in episodes_G]
             )
         return rewards
 

@@ -55,6 +55,7 @@ def make_recorded_reference(outcomes: Mapping[str, Outcome]) -> LogprobPairs:
 
 
 def _scatter_recorded(samples: list[Sample], read: Callable[[str], Floats | None], what: str) -> list[Floats]:
+    """Return each sample's recorded values per token, shape [T]. Raises NotRecordedError if an episode has none."""
     rows: dict[int, Floats] = {}
     for uuid in dict.fromkeys(sample.episode for sample in samples):
         own_samples = [sample for sample in samples if sample.episode == uuid]

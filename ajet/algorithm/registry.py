@@ -132,6 +132,7 @@ def _require_loss_support(loss: PolicyLoss, config: AjetConfig) -> None:
 
 
 def _require_teacher_settings(algorithm: Algorithm, config: AjetConfig) -> None:
+    """Raise ConfigError if an algorithm cannot learn from the configured teacher model."""
     rollout, teacher = config.rollout, algorithm.settings.teacher
     if "distribution" in algorithm.needs and teacher.base_url is not None:
         raise ConfigError(
@@ -178,7 +179,9 @@ def make_algorithm(name: str, base: str, settings: Settings) -> Algorithm:
             where=KEY,
             expected="a class whose constructor takes the settings of `trainer_common.algorithm` alone",
         ) from problem
-    algorithm.name, algorithm.base, algorithm.made_by = name, base, make_algorithm
+    algorithm.name = name
+    algorithm.base = base
+    algorithm.made_by = make_algorithm
     if settings.policy_loss is not None and kind.policy_loss is not Algorithm.policy_loss:
         raise ConfigError(
             f"{name} defines its own policy_loss, but the settings also set {settings.policy_loss}.",
@@ -242,15 +245,17 @@ def make_loss(name: str, base: str, settings: Settings) -> PolicyLoss:
     kind: type[PolicyLoss] = (
         load_code(part.code)
         if part is not None
-        else resolve_reference(name, base=Path(base), expect=PolicyLoss, what=LOSS_KEY)
+        else resolve_reference(name, base=Path(base), expect=PolicyLoss, key=LOSS_KEY)
     )
     loss = kind(settings)
-    loss.name, loss.base, loss.made_by = name, base, make_loss
+    loss.name = name
+    loss.base = base
+    loss.made_by = make_loss
     return loss
 
 
 def _resolve_own_algorithm(reference: str, base: Path) -> type[Algorithm]:
-    kind: type[Algorithm] = resolve_reference(reference, base=base, expect=Algorithm, what=KEY)
+    kind: type[Algorithm] = resolve_reference(reference, base=base, expect=Algorithm, key=KEY)
     needs_critic = "critic" in kind.needs
     if needs_critic and kind.of_values is Algorithm.of_values:
         raise ConfigError(

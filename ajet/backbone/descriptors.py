@@ -26,7 +26,7 @@ HELD_OUT = (
     ),
     *(f"task_reader.{reader}.validation_size" for reader in ("random_dummy", "reasoning_gym")),
 )
-"""Keys of each task reader that select held-out tasks."""
+"""Task reader -> its keys that select the held-out tasks."""
 TEXT_ONLY = "an endpoint returns text without token ids, which cannot be trained on"
 
 _IN_THIS_PROCESS = {

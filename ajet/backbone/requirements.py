@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def check_requirements(requirements: Sequence[Requirement]) -> tuple[list[str], list[str]]:
     """Return texts on unmet requirements and texts on met ones, a few words about one package each."""
     unmet, have = [], []
-    for each in requirements:
-        name, specifier, version = each.name, each.specifier, find_installed_version(each.name)
+    for requirement in requirements:
+        name, specifier, version = requirement.name, requirement.specifier, find_installed_version(requirement.name)
         if not version:
             unmet.append(f"{name} is not installed")
             continue

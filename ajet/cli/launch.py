@@ -106,7 +106,7 @@ def launch(
     overrides: Overrides = None,
     **flags: bool,
 ) -> int:
-    """Launch a run; the word `launch` may be left out."""
+    """Launch a run. `ajet --conf FILE` does the same as `ajet launch --conf FILE`."""
     if kill or autokill:
         from ajet.commands.stop import kill as end_runs
 

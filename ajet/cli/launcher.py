@@ -94,7 +94,7 @@ class RootGroup(ExitGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = CommandTable()
-        self._lists = False
+        self._lists_commands = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of their plug-ins, without building."""
@@ -104,15 +104,15 @@ class RootGroup(ExitGroup):
         """Write the list of commands from their help lines, other distributions included."""
         unbuilt: dict[str, Any] = {name: None for name in find_all_commands() if name not in self.commands}
         self.commands.update(unbuilt)
-        self._lists = True
+        self._lists_commands = True
         try:
             super().format_help(ctx, formatter)
         finally:
-            self._lists = False
+            self._lists_commands = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a built command, or only the help line while help is written."""
-        if self._lists:
+        if self._lists_commands:
             if cmd_name == LAUNCH:
                 return TyperCommand(cmd_name, hidden=True)
             entry = find_all_commands()[cmd_name]
@@ -160,7 +160,7 @@ def _take_options(*, shipped: bool) -> None:
     options = [each for name, each in parameters.items() if name != "overrides"]
     options.append(_VERSION)
     root.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    root.__annotations__ = {each.name: each.annotation for each in options}
+    root.__annotations__ = {option.name: option.annotation for option in options}
 
 
 _VERSION = inspect.signature(root, eval_str=True).parameters["version"]
@@ -303,9 +303,9 @@ def _make_python_file_error(file: str) -> UserError:
     )
 
 
-def _find_record(given: Sequence[str]) -> Path | None:
+def _find_record(arguments: Sequence[str]) -> Path | None:
     """Return the folder of --exp-dir, or None without the option."""
-    for argument, value in zip(given, [*given[1:], ""], strict=True):
+    for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, inline_value = argument.partition("=")
         if name == "--exp-dir" and (folder := inline_value if equals else value):
             return Path(folder).expanduser()

@@ -59,7 +59,7 @@ Overrides = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Overrides of the YAML, e.g. rollout.num_repeat=8.", show_default=False),
 ]
 ADDRESS_PANEL = "Where"
-"""Panel of the address options."""
+"""Title of the help panel with the options for addresses."""
 Host = Annotated[
     str | None,
     typer.Option(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 SAMPLER_BACKBONE = "local"
-"""The backbone whose keys a sampler reads, for any trainer."""
+"""A sampler reads the keys of this backbone, whatever backbone the trainer uses."""
 _PACE = "Pace"
 
 

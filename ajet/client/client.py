@@ -159,7 +159,7 @@ class Client:
 
 
 class _EpisodePlayer:
-    """Shared state of the threads in a call of `play`."""
+    """Plays the episodes of one `play` call. Its threads share the remaining number and the tasks."""
 
     def __init__(
         self,
@@ -169,7 +169,11 @@ class _EpisodePlayer:
         tasks: Iterator[Task] | None,
         more: dict[str, Any],
     ) -> None:
-        self._client, self._agent, self._left, self._tasks, self._more = client, agent, episodes, tasks, more
+        self._client = client
+        self._agent = agent
+        self._episodes_left = episodes
+        self._tasks = tasks
+        self._begin_options = more
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self.problem: Exception | None = None
@@ -177,7 +181,7 @@ class _EpisodePlayer:
     def stop(self) -> None:
         """Prevent the start of further episodes."""
         with self._lock:
-            self._left = 0
+            self._episodes_left = 0
 
     def run(self) -> None:
         """Play until no task is left."""
@@ -192,17 +196,17 @@ class _EpisodePlayer:
 
     def _next_task(self) -> tuple[Task | None] | None:
         with self._lock:
-            if self._left == 0:
+            if self._episodes_left == 0:
                 return None
             task = next(self._tasks, None) if self._tasks is not None else None
             if self._tasks is not None and task is None:
                 return None
-            if self._left is not None:
-                self._left -= 1
+            if self._episodes_left is not None:
+                self._episodes_left -= 1
             return (task,)
 
     def _play_episode(self, task: Task | None) -> str:
-        episode = self._client.begin(task, **self._more)
+        episode = self._client.begin(task, **self._begin_options)
         try:
             try:
                 came = self._agent(episode)

@@ -26,7 +26,7 @@ class Episode:
     base_url: str
     """Base URL for clients of OpenAI's protocols; without /v1 for Anthropic's."""
     api_key: str = field(repr=False)
-    """Valid until the end of the episode."""
+    """Key for the base URL. It becomes invalid when the episode ends."""
     path_base_url: str = field(repr=False)
     """Address with the key, for clients without a key setting."""
     model: str
@@ -34,7 +34,7 @@ class Episode:
     """Version of the weights at the beginning."""
     _sender: RequestSender = field(repr=False)
     ended: dict[str, Any] | None = field(default=None, repr=False)
-    """The server's result after the end."""
+    """The server's answer to the end of the episode: reward and status."""
 
     @property
     def question(self) -> str:

@@ -12,7 +12,10 @@ class Refused(Exception):
     def __init__(self, status: int, code: str, message: str, param: str = "") -> None:
         """`param`: the field at fault."""
         super().__init__(f"{message} (HTTP {status}{', ' + code if code else ''})")
-        self.status, self.code, self.message, self.param = status, code, message, param
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
 
 
 class EpisodeLost(Refused):

@@ -34,7 +34,7 @@ class RequestSender:
         self.url, self.patience = url, patience
         headers, limit = {"Authorization": f"Bearer {admin_key}"}, httpx.Timeout(timeout, connect=10.0)
         try:
-            self._http = httpx.Client(base_url=url, headers=headers, timeout=limit, mounts=_DIRECT)
+            self._http_client = httpx.Client(base_url=url, headers=headers, timeout=limit, mounts=_DIRECT)
         except (ImportError, ValueError) as error:
             if explained := explain_problem(error):
                 raise Unreachable(explained) from error
@@ -46,7 +46,7 @@ class RequestSender:
         while True:
             problem: Exception
             try:
-                reply = self._http.request(method, path, json=body)
+                reply = self._http_client.request(method, path, json=body)
             except httpx.TransportError as error:
                 problem = Unreachable(f"{self.url}: {error or type(error).__name__}{self._name_way()}")
             else:
@@ -75,7 +75,7 @@ class RequestSender:
         )
 
     def close(self) -> None:
-        self._http.close()
+        self._http_client.close()
 
 
 def _refusal_error(reply: httpx.Response) -> Refused:

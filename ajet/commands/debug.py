@@ -80,27 +80,31 @@ class DebugSession:
     """The episodes of a debug run so far: records and shows them, and counts failures."""
 
     def __init__(self, experiment: Experiment, run: RunDirectory, interrupts: Interrupts) -> None:
-        self._experiment, self._run, self._interrupts = experiment, run, interrupts
+        self._experiment = experiment
+        self._run = run
+        self._interrupts = interrupts
         self.episodes: list[Episode] = []
-        self._began = time.monotonic()
-        self._expected = 0
+        self._started_at = time.monotonic()
+        self._expected_episodes = 0
         self._watch: Watch | None = None
         self._workflow: type[Workflow] | None = None
-        self._failures: dict[Signature, list[Episode]] = {}
+        self._episodes_by_failure: dict[Signature, list[Episode]] = {}
 
     def begin(self, episodes: int, watch: Watch | None, workflow: type[Workflow]) -> None:
         """Record the number of planned episodes, once all components are loaded."""
-        self._expected, self._watch, self._workflow = episodes, watch, workflow
-        self._began = time.monotonic()
+        self._expected_episodes = episodes
+        self._watch = watch
+        self._workflow = workflow
+        self._started_at = time.monotonic()
 
     def describe_progress(self) -> Sequence[str]:
         """Return the lines on the present activity."""
-        passed = f"{time.monotonic() - self._began:.0f} s"
-        if not self._expected:
+        passed = f"{time.monotonic() - self._started_at:.0f} s"
+        if not self._expected_episodes:
             rollout = self._experiment.ajet.rollout
             model = rollout.endpoint.model if rollout.engine == "endpoint" else self._experiment.ajet.model.path
             return [f"loading {model} · {passed}"]
-        first = [f"running: {len(self.episodes)} of {counted(self._expected, 'episode')} ended"]
+        first = [f"running: {len(self.episodes)} of {counted(self._expected_episodes, 'episode')} ended"]
         if failed := sum(episode.failure is not None for episode in self.episodes):
             first.append(f"{failed} failed")
         watch = self._watch
@@ -124,7 +128,7 @@ class DebugSession:
             self._run.episodes.write(0, "debug", [episode])
             self.episodes.append(episode)
             if episode.failure is not None:
-                same = self._failures.setdefault(_sign_failure(episode), [])
+                same = self._episodes_by_failure.setdefault(_sign_failure(episode), [])
                 same.append(episode)
                 if len(same) > 1:
                     return
@@ -132,7 +136,7 @@ class DebugSession:
 
     def conclude(self) -> None:
         """Record the metrics of all episodes, and print the result and hints."""
-        seconds = time.monotonic() - self._began
+        seconds = time.monotonic() - self._started_at
         if not self.episodes:
             console.print(f"No episode had ended after {format_seconds(seconds)}: nothing was recorded.")
             return
@@ -141,7 +145,7 @@ class DebugSession:
         pace = self._measure_pace(seconds)
         metrics = episode_metrics(self.episodes, "debug")
         self._run.metrics.log(0, metrics | pace.to_metrics(), **{MODEL: settings.model.path})
-        for same in self._failures.values():
+        for same in self._episodes_by_failure.values():
             if len(same) > 1:
                 first = same[0]
                 console.print(
@@ -149,7 +153,7 @@ class DebugSession:
                     f"{len(same) - 1} more",
                     markup=False,
                 )
-        unfinished = self._expected - len(self.episodes)
+        unfinished = self._expected_episodes - len(self.episodes)
         scored = int(metrics["debug/scored"])
         reward = f", mean reward {metrics['debug/reward']:.2f}" if scored else ""
         console.print(
@@ -161,7 +165,7 @@ class DebugSession:
             soft_wrap=True,
         )
         print_line(f"Record: {self._run.path}")
-        if self._all_failed and len(self._failures) == 1:
+        if self._all_failed and len(self._episodes_by_failure) == 1:
             return  # `refuse_if_all_failed` prints what to do
         for boundary, hint in sorted(
             {(e.failure.boundary, find_hint(e.failure, self._workflow)) for e in self.episodes if e.failure}
@@ -191,9 +195,9 @@ class DebugSession:
         then = f", then: {command}" if command else ""
         count = counted(len(self.episodes), "episode")
         failure = self.episodes[0].failure
-        if len(self._failures) > 1 or failure is None:
+        if len(self._episodes_by_failure) > 1 or failure is None:
             raise UserError(
-                f"All {count} failed, for {len(self._failures)} reasons.",
+                f"All {count} failed, for {len(self._episodes_by_failure)} reasons.",
                 do=f"correct the code that the hints above name{then}",
             )
         own_frames = parse_traceback(failure.traceback).own
@@ -243,7 +247,7 @@ class DebugSession:
             print_line(f"{'Start training' if teaching else 'Run it again'}: {command}")
 
     def _measure_pace(self, seconds: float) -> EpisodePace:
-        at_once = min(self._experiment.ajet.debug.debug_max_parallel, self._expected)
+        at_once = min(self._experiment.ajet.debug.debug_max_parallel, self._expected_episodes)
         sampled = self._watch.sampled_tokens if self._watch is not None else 0
         longest = max(episode.ended - episode.started for episode in self.episodes)
         return EpisodePace(len(self.episodes), seconds, sampled, at_once, longest)

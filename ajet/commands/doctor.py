@@ -34,11 +34,11 @@ class Checkup:
     @property
     def healthy(self) -> bool:
         """True if no finding is a problem."""
-        return all(each.state != "problem" for findings in self.sections.values() for each in findings)
+        return all(finding.state != "problem" for findings in self.sections.values() for finding in findings)
 
     def plain(self) -> dict[str, Any]:
         """Return the checkup as JSON values."""
-        sections = {title: [asdict(each) for each in findings] for title, findings in self.sections.items()}
+        sections = {title: [asdict(finding) for finding in findings] for title, findings in self.sections.items()}
         return {"healthy": self.healthy, "seconds": round(self.seconds, 2), "sections": sections}
 
 
@@ -111,14 +111,14 @@ def table(checkup: Checkup) -> RenderableType:
         rows.add_column(no_wrap=True)
         rows.add_column(no_wrap=True)
         rows.add_column(overflow="fold")
-        for each in findings:
-            word, style = marks[each.state]
-            text = Text(each.text)
-            if each.do:
-                text.append(f"{'; ' if each.state == 'note' else chr(10)}{each.do}", style="dim")
-            rows.add_row(Text(word, style), Text(each.topic), text)
+        for finding in findings:
+            word, style = marks[finding.state]
+            text = Text(finding.text)
+            if finding.do:
+                text.append(f"{'; ' if finding.state == 'note' else chr(10)}{finding.do}", style="dim")
+            rows.add_row(Text(word, style), Text(finding.topic), text)
         parts += [Text(title, "bold"), rows, Text()]
-    states = [each.state for findings in checkup.sections.values() for each in findings]
+    states = [finding.state for findings in checkup.sections.values() for finding in findings]
     problems, warnings = states.count("problem"), states.count("warning")
     verdict = "No problem" if not problems else f"{problems} problem{'s' * (problems > 1)}"
     summary = f"{verdict}, {warnings} warning{'s' * (warnings != 1)} ({checkup.seconds:.1f} s)"

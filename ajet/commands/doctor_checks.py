@@ -164,6 +164,7 @@ def _check_requirements(requirements: Sequence[Requirement]) -> Finding:
 
 
 def _check_extra(extra: str, requirements: Sequence[Requirement], needed: bool) -> Finding:
+    """Check the packages of an extra. A missing one is a problem only if the experiment needs it."""
     unmet, have = check_requirements(requirements)
     topic = f"[{extra}]"
     agentscope, mcp = find_installed_version("agentscope"), find_installed_version("mcp")
@@ -265,6 +266,7 @@ def _check_proxies() -> list[Finding]:
 
 
 def _check_ray() -> Finding:
+    """Return whether Ray is installed, and whether a cluster answers at the configured address."""
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:

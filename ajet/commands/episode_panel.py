@@ -150,7 +150,7 @@ def _append_failure(lines: Text, failure: Failure) -> None:
 
 
 def _count_hidden_frames(frames: TracebackFrames) -> str:
-    """Return a line on the hidden frames."""
+    """Return a line with the number of stack frames that are not shown."""
     hidden = max(0, len(frames.own) - MAX_OWN_FRAMES)
     parts = [counted(hidden, "earlier frame")] if hidden else []
     parts += [f"{count} of {printable(package)}" for package, count in frames.others.most_common()]
@@ -305,7 +305,7 @@ _STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
 
 @dataclass(frozen=True, slots=True)
 class OwnFrame:
-    """A line of the user's code."""
+    """A stack frame in the user's code."""
 
     file: str
     line: int
@@ -323,7 +323,7 @@ class OwnFrame:
 
 @dataclass(frozen=True, slots=True)
 class TracebackFrames:
-    """The frames of a traceback."""
+    """The stack frames of a formatted traceback, split into the user's and others'."""
 
     own: tuple[OwnFrame, ...]
     """Frames of the user's code in order, each place once. The last frame raised."""

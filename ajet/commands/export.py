@@ -112,13 +112,13 @@ def select_checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
             where=str(checkpoints.folder),
             expected="a run that has saved a step (every trainer_common.save_freq steps, and at its end)",
         )
-    for each in reversed(complete):
-        if step is None or each.step == step:
-            return each
+    for checkpoint in reversed(complete):
+        if step is None or checkpoint.step == step:
+            return checkpoint
     folder = checkpoints.folder / f"step-{step}"
     if folder.exists():
         raise damaged_checkpoint_error(folder, str(inspect_checkpoint(folder)))
-    steps = ", ".join(str(each.step) for each in complete) or "none"
+    steps = ", ".join(str(checkpoint.step) for checkpoint in complete) or "none"
     unfinished = (checkpoints.folder / f".step-{step}.partial").exists()
     raise UserError(
         f"The checkpoint of step {step} is incomplete." if unfinished else f"There is no checkpoint of step {step}.",
@@ -141,10 +141,10 @@ def write_model(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None
             where="--dtype",
             do="omit --dtype; transformers can convert the number format when it loads the model",
         )
-    for each in checkpoint.path.iterdir():
-        if each.name in _NOT_THE_MODEL:
+    for path in checkpoint.path.iterdir():
+        if path.name in _NOT_THE_MODEL:
             continue
-        if each.is_dir():
-            shutil.copytree(each, target / each.name, symlinks=True)
+        if path.is_dir():
+            shutil.copytree(path, target / path.name, symlinks=True)
         else:
-            shutil.copy2(each, target / each.name, follow_symlinks=False)
+            shutil.copy2(path, target / path.name, follow_symlinks=False)

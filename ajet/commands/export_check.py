@@ -124,31 +124,31 @@ def check_export(
     return check
 
 
-def print_check(found: ExportCheck) -> None:
+def print_check(check: ExportCheck) -> None:
     """Print a line for each part, and whether the folder passes."""
-    gaps = found.gaps
+    gaps = check.gaps
     console.print(
-        f"Compared with {found.source}: {counted(found.calls, 'call')}, {counted(len(gaps), 'sampled token')}."
+        f"Compared with {check.source}: {counted(check.calls, 'call')}, {counted(len(gaps), 'sampled token')}."
     )
-    _print_row("template", f"{found.prompts - len(found.other_prompts)} of {found.prompts} prompts equal")
+    _print_row("template", f"{check.prompts - len(check.other_prompts)} of {check.prompts} prompts equal")
     if gaps:
-        _print_row("weights", f"largest difference {max(gaps):.2g} nats, mean {np.mean(gaps):.2g} ({found.dtype})")
-    equal = f"{found.replies - len(found.other_replies)} of {found.replies} greedy replies equal"
-    _print_row("replies", equal if found.replies else "not compared: no reply was sampled greedily")
+        _print_row("weights", f"largest difference {max(gaps):.2g} nats, mean {np.mean(gaps):.2g} ({check.dtype})")
+    equal = f"{check.replies - len(check.other_replies)} of {check.replies} greedy replies equal"
+    _print_row("replies", equal if check.replies else "not compared: no reply was sampled greedily")
     _print_row(
         "ends",
-        "as the folder's generation settings say" if not found.endless else f"{found.endless} replies do not end",
+        "as the folder's generation settings say" if not check.endless else f"{check.endless} replies do not end",
     )
-    if found.engine_gaps:
-        same = found.engine_replies - len(found.other_engine_replies)
-        _print_row(found.engine, (
-            f"{same} of {found.engine_replies} greedy replies equal those of transformers, largest difference "
-            f"{max(found.engine_gaps):.2g} nats"
+    if check.engine_gaps:
+        same = check.engine_replies - len(check.other_engine_replies)
+        _print_row(check.engine, (
+            f"{same} of {check.engine_replies} greedy replies equal those of transformers, largest difference "
+            f"{max(check.engine_gaps):.2g} nats"
             ))  # fmt: skip
-    for problem in found.problems:
+    for problem in check.problems:
         print_line(f"✗ {problem}", style="red")
-    allowed = f"{found.tolerance:g} nats per token, {MEAN_TOLERANCE[found.dtype]:g} on average"
-    if not found.problems:
+    allowed = f"{check.tolerance:g} nats per token, {MEAN_TOLERANCE[check.dtype]:g} on average"
+    if not check.problems:
         print_line(f"The exported model behaves as the run's model (allowed difference: {allowed}).")
 
 
@@ -199,21 +199,24 @@ def _first_calls(episodes: Sequence[Episode], version: int | None) -> Iterator[t
                 break
 
 
-def _compare_call(found: ExportCheck, fresh: StockModel, episode: Episode, call: Call, options: dict[str, Any]) -> None:
+def _compare_call(
+    check: ExportCheck, stock_model: StockModel, episode: Episode, call: Call, options: dict[str, Any]
+) -> None:
+    """Compare a recorded call with transformers' own model: chat template, log-probabilities and greedy reply."""
     prompt, reply = prompt_ids(episode.calls, call.index), call.response_ids
     name = f"task {episode.task.task_id}"
     messages = [episode.messages[index] for index in call.messages]
     tools = episode.tools[call.tools] if call.tools is not None else None
-    found.calls += 1
+    check.calls += 1
     if call.terms.raw_prompt is None:
-        found.prompts += 1
-        rendered = fresh.prompt(messages, tools, options, episode.day)
+        check.prompts += 1
+        rendered = stock_model.prompt(messages, tools, options, episode.day)
         if not np.array_equal(rendered, prompt):
             first_other = common_start(rendered, prompt)
             was, now = (
-                fresh.tokenizer.decode(ids[first_other : first_other + 12].tolist()) for ids in (prompt, rendered)
+                stock_model.tokenizer.decode(ids[first_other : first_other + 12].tolist()) for ids in (prompt, rendered)
             )
-            found.other_prompts.append(
+            check.other_prompts.append(
                 f"{name}: the folder's chat template differs at token {first_other}: {now!r} instead of {was!r}"
                 + (
                     " (ajet describes tools in the prompt of a model whose template does not support tools)"
@@ -221,21 +224,23 @@ def _compare_call(found: ExportCheck, fresh: StockModel, episode: Episode, call:
                     else ""
                 )
             )
-    reading = fresh.read(prompt, reply, call.terms.adapter)
-    found.gaps += np.abs(reading.logprobs - call.logprobs_unit).tolist()
-    if call.finish == "stop" and int(reply[-1]) not in fresh.ends:
-        found.endless += 1
+    reading = stock_model.read(prompt, reply, call.terms.adapter)
+    check.gaps += np.abs(reading.logprobs - call.logprobs_unit).tolist()
+    if call.finish == "stop" and int(reply[-1]) not in stock_model.ends:
+        check.endless += 1
     if call.temperature == 0:
-        found.replies += 1
-        if (other := _find_other_token(reading.greedy, reading.margins, reply, found.tolerance, fresh)) is not None:
-            found.other_replies.append(f"{name}: {other}")
+        check.replies += 1
+        if (
+            other := _find_other_token(reading.greedy, reading.margins, reply, check.tolerance, stock_model)
+        ) is not None:
+            check.other_replies.append(f"{name}: {other}")
 
 
-def _find_other_token(greedy: Ids, margins: Any, reply: Ids, tolerance: float, fresh: StockModel) -> str | None:
+def _find_other_token(greedy: Ids, margins: Any, reply: Ids, tolerance: float, stock_model: StockModel) -> str | None:
     """Return where the model prefers another token than the reply's by more than rounding, or None."""
     for index in np.flatnonzero(greedy != reply):
         if margins[index] > tolerance:
-            now, was = (fresh.tokenizer.decode([int(ids[index])]) for ids in (greedy, reply))
+            now, was = (stock_model.tokenizer.decode([int(ids[index])]) for ids in (greedy, reply))
             return (
                 f"the greedy reply differs at token {index}: {now!r} instead of {was!r}, which is {margins[index]:.2g} "
                 "nats likelier"
@@ -244,20 +249,22 @@ def _find_other_token(greedy: Ids, margins: Any, reply: Ids, tolerance: float, f
 
 
 def _check_vllm(
-    found: ExportCheck, fresh: StockModel, exported: Path, settings: Any, calls: Sequence[tuple[Episode, Call]]
+    check: ExportCheck, stock_model: StockModel, exported: Path, settings: Any, calls: Sequence[tuple[Episode, Call]]
 ) -> None:
     """Compare each token of vLLM's greedy replies to the same prompts with transformers."""
     from ajet.engine.contract import DrawKey, Sampling, TokenRequest
     from ajet.engine.drivers import open_sampler
 
-    settings.model.path, settings.rollout.engine, settings.rollout.vllm.base_url = str(exported), "vllm", None
+    settings.model.path = str(exported)
+    settings.rollout.engine = "vllm"
+    settings.rollout.vllm.base_url = None
     engine, _ = open_sampler(settings)
-    found.engine = "vllm"
+    check.engine = "vllm"
 
     async def replies() -> list[tuple[Ids, Ids, Any]]:
         async def one(episode: Episode, call: Call, number: int) -> tuple[Ids, Ids, Any]:
             prompt = prompt_ids(episode.calls, call.index)
-            sampling = Sampling(len(call.response_ids), temperature=0.0, stop_ids=tuple(sorted(fresh.ends)))
+            sampling = Sampling(len(call.response_ids), temperature=0.0, stop_ids=tuple(sorted(stock_model.ends)))
             ids: list[int] = []
             logprobs: list[float] = []
             adapter = call.terms.adapter
@@ -271,10 +278,12 @@ def _check_vllm(
 
     try:
         for (episode, call), (prompt, ids, logprobs) in zip(calls, asyncio.run(replies()), strict=True):
-            reading = fresh.read(prompt, ids, call.terms.adapter)
-            found.engine_gaps += np.abs(reading.logprobs - logprobs).tolist()
-            found.engine_replies += 1
-            if (other := _find_other_token(reading.greedy, reading.margins, ids, found.tolerance, fresh)) is not None:
-                found.other_engine_replies.append(f"vllm, task {episode.task.task_id}: {other}")
+            reading = stock_model.read(prompt, ids, call.terms.adapter)
+            check.engine_gaps += np.abs(reading.logprobs - logprobs).tolist()
+            check.engine_replies += 1
+            if (
+                other := _find_other_token(reading.greedy, reading.margins, ids, check.tolerance, stock_model)
+            ) is not None:
+                check.other_engine_replies.append(f"vllm, task {episode.task.task_id}: {other}")
     finally:
         engine.close()

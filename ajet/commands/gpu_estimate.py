@@ -61,7 +61,7 @@ LOGIT_BYTES = 6
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Bytes held by each GPU in a step."""
+    """Estimated memory per GPU during a training step, in bytes."""
 
     weights: float
     """The shard of the trained weights, in float32, and of the frozen weights below adapters."""
@@ -76,7 +76,7 @@ class GpuMemory:
     engine_weights: float
     cache: float
     resident: float
-    """Bytes held by the trainer while the engine samples."""
+    """Bytes that the trainer still occupies while the engine samples."""
     cache_tokens: int
     """Tokens whose keys and values fit into one engine's caches, or 0 for an unknown architecture."""
 

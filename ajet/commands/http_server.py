@@ -48,7 +48,7 @@ def read_key(variable: str, *, do: str, or_else: str = ", or a .env file") -> st
 def count_bits(key: str) -> float:
     """Return the maximum entropy of the key in bits, for the smallest usual alphabet of its characters."""
     alphabets = (string.digits, string.hexdigits[:16], string.ascii_letters + string.digits + "-_")
-    letters = next((len(set(each)) for each in alphabets if set(key) <= set(each)), 94)
+    letters = next((len(set(alphabet)) for alphabet in alphabets if set(key) <= set(alphabet)), 94)
     return len(key) * math.log2(letters) if len(set(key)) > 7 else 0.0
 
 

@@ -85,8 +85,8 @@ class AgentJetJob:
         if algorithm is not None:
             settings[KEYS["algorithm"]] = make_reference(algorithm)
         self._base = Path.cwd()
-        self._under: Document | None = None
-        self._own: dict[str, Any] = {}
+        self._base_document: Document | None = None
+        self._other_sections: dict[str, Any] = {}
         self._tree: dict[str, Any] = {}
         if base_yaml_config is None:
             settings = {**DEFAULTS, **settings}
@@ -102,9 +102,9 @@ class AgentJetJob:
         from ajet.config.document import read_document
 
         experiment = load_experiment(path)  # checks the file
-        self._under = read_document(experiment.yaml_path)
-        self._own = deepcopy(self._under.tree)
-        self._tree = self._own.pop("ajet", None) or {}
+        self._base_document = read_document(experiment.yaml_path)
+        self._other_sections = deepcopy(self._base_document.tree)
+        self._tree = self._other_sections.pop("ajet", None) or {}
         self._tree |= {"experiment_name": experiment.name, "base_dir": str(experiment.base)}
 
     def __getattr__(self, name: str) -> Any:
@@ -204,7 +204,7 @@ class AgentJetJob:
                 "`ajet` cannot be used as the name of your own section.",
                 do="set its keys with `set(rollout__num_repeat=8)`",
             )
-        self._own[name] = {**(self._own.get(name) or {}), **values}
+        self._other_sections[name] = {**(self._other_sections.get(name) or {}), **values}
         return self
 
     @shorten_uncaught_errors
@@ -215,7 +215,7 @@ class AgentJetJob:
         self.experiment()
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(dump_yaml({"ajet": self._tree, **self._own}))
+        path.write_text(dump_yaml({"ajet": self._tree, **self._other_sections}))
         return path
 
     @shorten_uncaught_errors
@@ -319,8 +319,8 @@ class AgentJetJob:
         """Return the composed experiment for `tune()`. Raises ConfigError."""
         from ajet.config import Experiment
 
-        tree = {"ajet": self._tree, **self._own}
-        return Experiment.from_dict(tree, base=self._base, from_python=True, base_document=self._under)
+        tree = {"ajet": self._tree, **self._other_sections}
+        return Experiment.from_dict(tree, base=self._base, from_python=True, base_document=self._base_document)
 
     def _compose_experiment(self, **values: Any) -> Experiment:
         """Return the experiment with other values for one run. Raises ConfigError."""

@@ -112,7 +112,7 @@ def require_rewards(experiment: Experiment) -> None:
     opened_judge.let_go()
     if opened_judge.judges:
         return
-    reward = next((each for each in find_unread_keys(list_user_layers(experiment.layers)) if each.ours == JUDGE), None)
+    reward = next((key for key in find_unread_keys(list_user_layers(experiment.layers)) if key.ours == JUDGE), None)
     raise ConfigError(
         f"The workflow {workflow} sets no reward, and no judge is set that computes one.",
         where=experiment.layers.locate(("ajet", "rollout", "user_workflow"), value=True),

@@ -121,7 +121,10 @@ def _curve_table(course: MetricCurve) -> str:
         if len(points) > 1
         else [0]
     )
-    first, last, highest, lowest = values[0], values[-1], max(values), min(values)
+    first = values[0]
+    last = values[-1]
+    highest = max(values)
+    lowest = min(values)
     summary = f"First {first:.4g}, last {last:.4g}, highest {highest:.4g}, lowest {lowest:.4g}"
     summary += f", of {len(points)} measurements."
     body = "\n".join(f"| {points[index][0]:g} | {points[index][1]:.4g} |" for index in indices)

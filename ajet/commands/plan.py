@@ -120,7 +120,7 @@ def show_plan(
         own_store = check_own_store(experiment, experiment.root / experiment.name)
         store = from_store or own_store
     with TemporaryDirectory() as folder, enter_run_hooks(experiment, Path(folder), services) as started:
-        addresses = [f"{each.name} at {each.address}" for each in require_services(experiment)]
+        addresses = [f"{service.name} at {service.address}" for service in require_services(experiment)]
         more = {"services": "; ".join(addresses) + ": there"} if addresses else {}
         _print_plan(experiment, more, store, overridden, gpu=estimated, needs_tokenizer=here)
     if not started:
@@ -137,6 +137,7 @@ def _print_plan(
     gpu: GpuName | None,
     needs_tokenizer: bool,
 ) -> None:
+    """Print what a run would do: model, tasks, steps and estimated cost, then remarks about the settings."""
     from ajet.rollout.episode import TurnSelector
     from ajet.rollout.isolation import require_isolable
 
@@ -183,7 +184,7 @@ def _print_plan(
         train=epoch,
         validates=bool(validation),
         workflow=None if judge.judges else workflow,
-        known=find_overlap(training, validation) if validation else None,
+        overlap=find_overlap(training, validation) if validation else None,
     )
     for text in (
         overridden,
@@ -272,7 +273,7 @@ def _open_tokenizer(experiment: Experiment, *, is_needed: bool) -> tuple[Any, st
     from ajet.engine.models import TOKENIZER_FILES, load_tokenizer
 
     model = experiment.ajet.model
-    assert model.path is not None, "require_ready asks for it"
+    assert model.path is not None, "require_ready refuses a missing model.path"
     is_planned = not is_needed and _find_size(experiment) is not None
     try:
         source = locate_model(
@@ -352,7 +353,7 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
     references = [*((path, get_setting(settings, path)) for path in fields), *settings.task_judge.list_judges()]
     for path, value in references:
         if isinstance(value, str) and is_reference(value):
-            check_reference(value, base=base, what=f"ajet.{'.'.join(map(str, path))}")
+            check_reference(value, base=base, key=f"ajet.{'.'.join(map(str, path))}")
     if settings.sft.objective is not None:
         require_sources(experiment)
     elif find_part("workflow", settings.rollout.user_workflow):

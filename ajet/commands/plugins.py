@@ -25,6 +25,7 @@ def show_plugins() -> int:
 
 
 def _describe_plugin(loaded: LoadedPlugin) -> Iterator[str]:
+    """Yield the lines about a plug-in: its parts, exported names, commands, flags, keys and missing packages."""
     plugin = loaded.plugin
     if plugin is None:
         yield f"not loaded: {loaded.problem}"

@@ -43,7 +43,7 @@ class TrainingProgress:
         self._bar: ProgressBar | None = None
         self._lock = threading.Lock()
         self._sample: Episode | None = None
-        self._drawn = time.monotonic()
+        self._curve_drawn_at = time.monotonic()
         self._estimate = StepEstimate(self._episodes_a_step, min(rollout.max_env_worker, rollout.max_num_seqs))
         self._step_began: float | None = time.monotonic()
         self._curve: NotebookCurve | None = None
@@ -66,8 +66,8 @@ class TrainingProgress:
                 line = self._estimate.add_episode(time.monotonic() - self._step_began)
                 if line:
                     print_line(line)
-            if self._curve is not None and time.monotonic() - self._drawn >= DRAWN_EVERY_S:
-                self._drawn = time.monotonic()
+            if self._curve is not None and time.monotonic() - self._curve_drawn_at >= DRAWN_EVERY_S:
+                self._curve_drawn_at = time.monotonic()
                 self._curve.draw(f"{self._bar.title}: {counted(self._bar.done, 'episode')}")
 
     def on_step(self, step: int, total: int, metrics: dict[str, float]) -> None:
@@ -118,22 +118,24 @@ class StepEstimate:
 
     def __init__(self, episodes: int, at_once: int) -> None:
         self._episodes = episodes
-        self._needed = min(max(2, min(at_once, episodes // 4)), episodes)
-        self._ended = 0
-        self._first = 0.0
+        self._episodes_needed = min(max(2, min(at_once, episodes // 4)), episodes)
+        self._ended_count = 0
+        self._first_seconds = 0.0
 
     def add_episode(self, seconds: float) -> str | None:
         """Count an episode ended `seconds` after the step's start. Return a line to print once, for very long steps."""
-        self._ended += 1
-        if self._ended == 1:
-            self._first = seconds
-        later = (seconds - self._first) / max(self._ended - 1, 1)  # the first episode waits for the engine to warm up
-        rollout = self._first + later * (self._episodes - 1)
-        if self._ended != self._needed or rollout < SHOWN_FROM_S:
+        self._ended_count += 1
+        if self._ended_count == 1:
+            self._first_seconds = seconds
+        later = (seconds - self._first_seconds) / max(
+            self._ended_count - 1, 1
+        )  # the first episode waits for the engine to warm up
+        rollout = self._first_seconds + later * (self._episodes - 1)
+        if self._ended_count != self._episodes_needed or rollout < SHOWN_FROM_S:
             return None
         return (
             f"A step takes about {format_seconds(2 * rollout)}: {format_seconds(rollout)} for "
-            f"{counted(self._episodes, 'episode')} ({self._ended} took {format_seconds(seconds)}), and about the "
+            f"{counted(self._episodes, 'episode')} ({self._ended_count} took {format_seconds(seconds)}), and about the "
             "same for the update."
         )
 

@@ -41,7 +41,7 @@ def load_recorded_settings(folder: Path) -> Experiment:
     trainer = settings.trainer_common
     trackers = [trainer.logger] if isinstance(trainer.logger, str) else trainer.logger
     shipped = find_parts("tracker")
-    trainer.logger = [each for each in trackers if each in shipped and not shipped[each].variables]
+    trainer.logger = [tracker for tracker in trackers if tracker in shipped and not shipped[tracker].variables]
     return experiment
 
 
@@ -100,13 +100,13 @@ def require_own_code(experiment: Experiment, folder: Path, *, otherwise: str, ju
         )
 
 
-def _is_own(place: Path, record: Path) -> bool:
+def _is_own(path: Path, record: Path) -> bool:
     """True if a path belongs to the user's project or to ajet's tutorials, and not to the record."""
     from ajet.config.locations import find_tutorials
 
-    place = place.resolve()
+    path = path.resolve()
     roots = (Path.cwd().resolve(), find_tutorials().resolve())
-    return any(place.is_relative_to(root) for root in roots) and not place.is_relative_to(record.resolve())
+    return any(path.is_relative_to(root) for root in roots) and not path.is_relative_to(record.resolve())
 
 
 def find_recorded_model(

@@ -30,10 +30,10 @@ class EpisodeRecording:
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
         self._lock = threading.Lock()
-        self._number = 0
+        self._block_number = 0
         self._block: list[Episode] = []
-        self._full: list[tuple[int, list[Episode]]] = []
-        self._written: set[str] = set()
+        self._full_blocks: list[tuple[int, list[Episode]]] = []
+        self._written_uuids: set[str] = set()
         """Uuids of written episodes not yet passed to `record_missing`."""
 
     def put(self, lease: Lease, kept: Kept) -> None:
@@ -47,43 +47,43 @@ class EpisodeRecording:
         """
         with self._lock:
             self._write_episode(kept.episode)
-            self._written.add(kept.episode.uuid)
+            self._written_uuids.add(kept.episode.uuid)
 
     def record_missing(self, episodes: Iterable[Episode]) -> None:
         """Write all ended episodes not yet written by `put`. Raises UserError or OSError."""
         with self._lock:
             for episode in episodes:
-                if episode.uuid in self._written:
-                    self._written.remove(episode.uuid)
+                if episode.uuid in self._written_uuids:
+                    self._written_uuids.remove(episode.uuid)
                 else:
                     self._write_episode(episode)
 
-    def log_metrics(self, *, last: bool = False) -> None:
+    def log_metrics(self, *, is_last: bool = False) -> None:
         """Write one row of metrics for each complete block of episodes.
 
         A row that fails is written with the next call.
 
         Args:
-            last: True to write the incomplete block too.
+            is_last: True to write the incomplete block too.
         """
         with self._lock:
-            if last and self._block:
+            if is_last and self._block:
                 self._close_block()
-            full, self._full = self._full, []
+            full, self._full_blocks = self._full_blocks, []
             for number, (step, block) in enumerate(full):
                 try:
                     self._run.metrics.log(step, episode_metrics(block, "debug"))
                 except (UserError, OSError) as error:
-                    self._full = full[number:]
+                    self._full_blocks = full[number:]
                     logger.warning("the metrics of recorded episodes cannot be written ({}): {}", step, error)
                     return
 
     def _write_episode(self, episode: Episode) -> None:
-        self._run.episodes.write(self._number, "debug", [episode])
+        self._run.episodes.write(self._block_number, "debug", [episode])
         self._block.append(episode)
         if len(self._block) >= BLOCK:
             self._close_block()
 
     def _close_block(self) -> None:
-        self._full.append((self._number, self._block))
-        self._block, self._number = [], self._number + 1
+        self._full_blocks.append((self._block_number, self._block))
+        self._block, self._block_number = [], self._block_number + 1

@@ -79,7 +79,7 @@ def train_parts(parts: RunParts, sink: RunSink, samplers: SamplerPool | None, in
         session.algorithm,
         train=len(tasks),
         validates=validates,
-        known=find_overlap(parts.tasks("train"), parts.tasks("validation")) if validates else None,
+        overlap=find_overlap(parts.tasks("train"), parts.tasks("validation")) if validates else None,
         workflow=None if parts.judge.judges else parts.workflow,
         is_colocated=samplers is None or samplers.is_colocated,
     )
@@ -149,7 +149,7 @@ def format_start_command(experiment: Experiment, backbone: str) -> str:
         words += ["--exp-dir", _shorten_path(experiment.root)]
     if "spreads" in find_backbone(backbone).can:
         words.append("--with-ray-cluster" if os.environ.get("RAY_ADDRESS") else "--with-ray")
-    return format_command(*words, *(each for each in experiment.overrides if _has_effect(each, backbone)))
+    return format_command(*words, *(override for override in experiment.overrides if _has_effect(override, backbone)))
 
 
 def _has_effect(override: str, backbone: str) -> bool:

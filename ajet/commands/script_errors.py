@@ -43,12 +43,12 @@ class _BriefHook:
     def __init__(self, error: BaseException) -> None:
         self.error = error
         hook = sys.excepthook
-        self._earlier: Callable[..., object] = hook._earlier if isinstance(hook, _BriefHook) else hook
+        self._previous_hook: Callable[..., object] = hook._previous_hook if isinstance(hook, _BriefHook) else hook
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.excepthook = self._earlier
+        sys.excepthook = self._previous_hook
         if error is not self.error:
-            self._earlier(kind, error, trace)
+            self._previous_hook(kind, error, trace)
             return
         sys.stderr.write(f"{_render_screen(error)}{_find_call_place(trace)}\n")
         raise SystemExit(_choose_exit_code(error))

@@ -257,7 +257,7 @@ def record_served(
     except KeyboardInterrupt:
         desk.close()
         keep(take_results(desk))
-        recording.log_metrics(last=True)
+        recording.log_metrics(is_last=True)
         raise
 
 

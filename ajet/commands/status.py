@@ -37,43 +37,43 @@ def show_status(folder: Path, console: Console, *, once: bool) -> None:
             live.update(wrap_between_words(_render_status(live_status), console.width), refresh=True)
 
 
-def _render_status(found: LiveStatus) -> Text:
-    return Text(printable("\n".join(list_lines(found))))
+def _render_status(status: LiveStatus) -> Text:
+    return Text(printable("\n".join(list_lines(status))))
 
 
-def list_lines(found: LiveStatus) -> Iterator[str]:
+def list_lines(status: LiveStatus) -> Iterator[str]:
     """Yield the lines of the screen."""
-    step_limit = f" of {found.steps}" if found.steps else ""
-    is_ended = found.state == found.phase
+    step_limit = f" of {status.steps}" if status.steps else ""
+    is_ended = status.state == status.phase
     phase = (
-        f" {_format_age(found.phase_age)} ago" if is_ended else f", {found.phase} for {_format_age(found.phase_age)}"
+        f" {_format_age(status.phase_age)} ago" if is_ended else f", {status.phase} for {_format_age(status.phase_age)}"
     )
-    yield f"{found.run}: {found.state}{phase}, step {found.step}{step_limit}"
-    if found.problem:
-        yield f"problem  {found.problem.splitlines()[0]}"
-    if found.updated_age is not None and not is_ended:
-        processes = f"{found.processes} process{'' if found.processes == 1 else 'es'}"
-        yield f"updated  {_format_age(found.updated_age)} ago, {processes}"
-    if found.depths:
-        yield "depths   " + ", ".join(f"{name} {count}" for name, count in found.depths.items())
-    if found.oldest:
+    yield f"{status.run}: {status.state}{phase}, step {status.step}{step_limit}"
+    if status.problem:
+        yield f"problem  {status.problem.splitlines()[0]}"
+    if status.updated_age is not None and not is_ended:
+        processes = f"{status.processes} process{'' if status.processes == 1 else 'es'}"
+        yield f"updated  {_format_age(status.updated_age)} ago, {processes}"
+    if status.depths:
+        yield "depths   " + ", ".join(f"{name} {count}" for name, count in status.depths.items())
+    if status.oldest:
         yield "oldest   " + ", ".join(
-            f"{name.replace('_', ' ')} {_format_age(age)}" for name, age in found.oldest.items()
+            f"{name.replace('_', ' ')} {_format_age(age)}" for name, age in status.oldest.items()
         )
-    for each in found.samplers:
-        yield f"sampler  {_describe_sampler(each)}"
-    if found.rates:
-        yield "rates    " + ", ".join(f"{value:.3g} {name.replace('_', ' ')}" for name, value in found.rates.items())
-    if found.waits and not is_ended:
-        yield f"waits    {found.waits}"
-    if found.reward is not None:
-        yield f"reward   {found.reward:.3f} in the last step"
-    if found.checkpoint is not None:
-        yield f"saved    step {found.checkpoint}, {counted(found.behind or 0, 'step')} ago"
-    if any(found.staleness):
+    for sampler in status.samplers:
+        yield f"sampler  {_describe_sampler(sampler)}"
+    if status.rates:
+        yield "rates    " + ", ".join(f"{value:.3g} {name.replace('_', ' ')}" for name, value in status.rates.items())
+    if status.waits and not is_ended:
+        yield f"waits    {status.waits}"
+    if status.reward is not None:
+        yield f"reward   {status.reward:.3f} in the last step"
+    if status.checkpoint is not None:
+        yield f"saved    step {status.checkpoint}, {counted(status.behind or 0, 'step')} ago"
+    if any(status.staleness):
         yield "episodes trained in the last step, by the age of their oldest call in steps:"
-        largest = max(found.staleness.values())
-        for steps, count in found.staleness.items():
+        largest = max(status.staleness.values())
+        for steps, count in status.staleness.items():
             yield f"{steps:>12} {'█' * max(1, BAR * count // largest)} {count}"
 
 

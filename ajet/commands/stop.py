@@ -60,7 +60,7 @@ def kill(names: str | None, root: Path) -> int:
         UserError: A run cannot be ended from this machine. Raised after ending the others.
     """
     requested = {name for name in (names or "").split("|") if name}
-    folders = [path.parent for each in RUN_PATTERNS for path in sorted(root.glob(each))]
+    folders = [path.parent for pattern in RUN_PATTERNS for path in sorted(root.glob(pattern))]
     runs = {folder.relative_to(root).as_posix(): folder for folder in folders}
     for name in sorted(requested - runs.keys()):
         print_line(f"The folder {root} contains no run named {name}.")

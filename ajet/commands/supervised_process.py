@@ -36,11 +36,14 @@ class SupervisedProcess:
     """A program that this process starts through a supervisor and ends. Errors call it a service."""
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, log: Path) -> None:
-        self.name, self._command, self._folder, self._log = name, list(command), folder, log
+        self.name = name
+        self._command = list(command)
+        self._folder = folder
+        self._log = log
         self.keeper: subprocess.Popen[bytes] | None = None
         self.report: int | None = None
         """Pipe with the keeper's report. None: already read, or no report."""
-        self._ended: dict[str, Any] = {}
+        self._end_report: dict[str, Any] = {}
 
     def start(self) -> None:
         """Start the program. Raises OSError."""
@@ -83,7 +86,7 @@ class SupervisedProcess:
     def has_succeeded(self) -> bool:
         """Return whether an ended program had the exit code 0."""
         self._read_end()
-        return self._ended.get("code") == 0
+        return self._end_report.get("code") == 0
 
     def describe_exit(self) -> str:
         """Return how a program ended, as the end of a sentence: " with code 3", and the last line of output."""
@@ -153,10 +156,10 @@ class SupervisedProcess:
             with suppress(BlockingIOError):
                 data = os.read(report, 1 << 16)
             os.close(report)
-            self._ended = json.loads(data or b'{"code": null}')
-        if self._ended.get("problem"):
-            return f": {self._ended['problem']}"
-        return f" with code {self._ended['code']}" if self._ended.get("code") is not None else ""
+            self._end_report = json.loads(data or b'{"code": null}')
+        if self._end_report.get("problem"):
+            return f": {self._end_report['problem']}"
+        return f" with code {self._end_report['code']}" if self._end_report.get("code") is not None else ""
 
     def last_lines(self) -> list[str]:
         """Return the last lines of the log."""

@@ -102,14 +102,18 @@ def tune(
     return Tuned.of(job.tune(fresh=fresh, resume=None if resume is None else str(resume)))
 
 
-def _set_settings(job: AgentJetJob, given: Mapping[str, Any]) -> AgentJetJob:
-    return job.set(**{key.replace(".", "__"): value for key, value in given.items()})
+def _set_settings(job: AgentJetJob, caller_settings: Mapping[str, Any]) -> AgentJetJob:
+    return job.set(**{key.replace(".", "__"): value for key, value in caller_settings.items()})
 
 
 def _choose_fitting_defaults(
-    experiment: Experiment, given: Mapping[str, Any], tasks: int | None, steps: int | None, has_validation: bool
+    experiment: Experiment,
+    caller_settings: Mapping[str, Any],
+    tasks: int | None,
+    steps: int | None,
+    has_validation: bool,
 ) -> dict[str, Any]:
-    """Return settings to fit the model and this machine, without settings in `given`."""
+    """Return settings to fit the model and this machine, without settings in `caller_settings`."""
     from ajet.commands.tune_defaults import choose_defaults
     from ajet.engine.dimensions import read_size_and_context
     from ajet.engine.machine import resolve_device_kind
@@ -117,7 +121,7 @@ def _choose_fitting_defaults(
     size, context = read_size_and_context(experiment.ajet.model.path, experiment.base)
     device = experiment.ajet.trainer_common.device
     return choose_defaults(
-        given, size=size, context=context, is_cpu=resolve_device_kind(device) == "cpu",
+        caller_settings, size=size, context=context, is_cpu=resolve_device_kind(device) == "cpu",
         tasks=tasks, steps=steps, has_validation=has_validation,
     )  # fmt: skip
 

@@ -29,7 +29,7 @@ RATES = ((200e6, 4e-5), (2e9, 1e-5))
 
 
 def choose_defaults(
-    given: Mapping[str, Any],
+    caller_settings: Mapping[str, Any],
     *,
     size: ModelSize | None,
     context: int | None,
@@ -38,10 +38,10 @@ def choose_defaults(
     steps: int | None,
     has_validation: bool,
 ) -> dict[str, Any]:
-    """Return the keys below `ajet` to set, without keys in `given`.
+    """Return the keys below `ajet` to set, without keys in `caller_settings`.
 
     Args:
-        given: Settings of the caller, by dotted key.
+        caller_settings: Settings of the caller, by dotted key.
         size: The model's size. None if the files are not on this machine.
         context: Maximum context of the model in tokens. None if unknown.
         is_cpu: True if the model is trained on a CPU.
@@ -53,14 +53,16 @@ def choose_defaults(
     if tasks is not None:
         defaults["data.train_batch_size"] = min(tasks, defaults.get("data.train_batch_size", 32))
     if is_cpu:
-        longest = int(given.get("rollout.max_model_len", min(context or 2048, defaults["rollout.max_model_len"])))
+        longest = int(
+            caller_settings.get("rollout.max_model_len", min(context or 2048, defaults["rollout.max_model_len"]))
+        )
         lengths = {"data.max_prompt_length": longest // 2, "data.max_response_length": longest // 2}
         defaults |= {"rollout.max_model_len": longest, **lengths}
     rate = next((rate for size_limit, rate in RATES if size is not None and size.parameters <= size_limit), None)
-    if rate is not None and "trainer_common.lora.rank" not in given:
+    if rate is not None and "trainer_common.lora.rank" not in caller_settings:
         defaults["trainer_common.optim.lr"] = rate
     if has_validation:
         defaults["trainer_common.val_before_train"] = True
         if steps is not None:
             defaults["trainer_common.test_freq"] = max(1, steps // VALIDATIONS)
-    return {key: value for key, value in defaults.items() if key not in given}
+    return {key: value for key, value in defaults.items() if key not in caller_settings}

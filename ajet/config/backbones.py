@@ -130,7 +130,7 @@ class Descriptor:
     layer: Path | None = None
     """A YAML of `ajet` keys with other defaults, between ours and the user's."""
     roots: tuple[str, ...] = ()
-    """Root names of a YAML owned by the backbone."""
+    """Top-level sections of the YAML that belong to the backbone, such as `actor_rollout_ref`."""
     sections: tuple[str, ...] = ()
     """Root names of the backbone's own config. Names missing from `roots` count only below the backbone's name."""
     filled: tuple[Path, ...] = ()

@@ -93,7 +93,9 @@ def collect_layers(
     stack.append(Layer(document.path.name, user_tree, document))
     if flag is not None:
         stack.append(Layer(f"--backbone {flag}", {"ajet": {"backbone": flag}}))
-    stack += [Layer(f"override {each.written}", _nest_value(each.path, each.value)) for each in overrides]
+    stack += [
+        Layer(f"override {override.written}", _nest_value(override.path, override.value)) for override in overrides
+    ]
     return Layers(tuple(stack))
 
 
@@ -119,9 +121,9 @@ def compose(layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[P
         _require_place(each, layers.stack[: len(layers.stack) - len(overrides) + number])
     texts = [
         *(str(leaf) for _, leaf in list_leaves(_find_user_layer(layers).tree)),
-        *(each.composed for each in overrides),
+        *(override.composed for override in overrides),
     ]
-    if all(each.composed.startswith("++") for each in overrides) and not any("${" in each for each in texts):
+    if all(override.composed.startswith("++") for override in overrides) and not any("${" in text for text in texts):
         with suppress(OmegaConfBaseException):
             return merge_layers(layers, overrides, chosen=chosen, flag=flag)
     return compose_by_hydra(layers, overrides, chosen=chosen, flag=flag)
@@ -164,7 +166,7 @@ def merge_layers(
     tree.merge_with(OmegaConf.create(deepcopy(_find_user_layer(layers).tree)))
     OmegaConf.set_struct(tree, True)
     values = [("ajet.backbone", flag)] if flag is not None else []
-    for key, value in [*values, *((".".join(each.path), each.value) for each in overrides)]:
+    for key, value in [*values, *((".".join(override.path), override.value) for override in overrides)]:
         OmegaConf.update(tree, key, value, merge=True, force_add=True)
     return tree
 
@@ -196,7 +198,7 @@ def compose_by_hydra(
     names = {f"{_SHIPPED}_{number}": path for number, path in enumerate(chosen)}
     defaults = ["ajet_default", *names, _USER, "_self_"]
     texts = [f"++ajet.backbone={flag}"] if flag is not None else []
-    texts += [each.composed for each in overrides]
+    texts += [override.composed for override in overrides]
     earlier = GlobalHydra.instance().hydra
     store = ConfigStore.instance()
     try:

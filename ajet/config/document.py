@@ -153,12 +153,12 @@ class _YamlLoader(yaml.SafeLoader):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._nodes = self._depth = 0
+        self._node_count = self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self._nodes += 1
+        self._node_count += 1
         self._depth += 1
-        if self._nodes > MAX_NODES or self._depth > MAX_DEPTH:
+        if self._node_count > MAX_NODES or self._depth > MAX_DEPTH:
             raise yaml.MarkedYAMLError(problem=_EXCESSIVE, problem_mark=self.peek_event().start_mark)
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1

@@ -54,11 +54,11 @@ class Experiment:
     sections: dict[str, Any]
     """The user's own root names."""
     backbone_overrides: dict[str, Any]
-    """Root names of backbones' sections as written, interpolations unresolved."""
+    """Sections of backbones as in the YAML, by name; interpolations are not resolved."""
     name: str
     yaml_path: Path
     yaml_text: str = field(repr=False)
-    """The YAML as given, without literal secrets."""
+    """Text of the YAML file, with literal secrets replaced."""
     overrides: tuple[str, ...]
     base: Path
     """The folder where relative references and paths are looked up first."""
@@ -139,18 +139,24 @@ class Experiment:
         """
         return find_idle_keys(self.ajet, self.layers, serving=serving)
 
-    def dump_resolved(self, own: Callable[[str], str] = str, hide: Callable[[str], str] = lambda secret: HIDDEN) -> str:
+    def dump_resolved(
+        self, convert_user_text: Callable[[str], str] = str, hide: Callable[[str], str] = lambda secret: HIDDEN
+    ) -> str:
         """Return the complete configuration as YAML, with resolved values.
 
         `ajet --conf` on the text repeats the run from any folder.
 
         Args:
-            own: converts each text in the user's own sections.
+            convert_user_text: converts each text in the user's own sections.
             hide: converts a secret written literally.
         """
         tree = {"ajet": self.settle_values(), **self.sections, **self.backbone_overrides}
         head = f"{RESOLVED}{self.name}: `ajet --conf` on this file repeats the run.\n"
-        return head + dump_yaml(make_writable(tree, self.raw, backbones=self.backbone_overrides, own=own, hide=hide))
+        return head + dump_yaml(
+            make_writable(
+                tree, self.raw, backbones=self.backbone_overrides, convert_user_text=convert_user_text, hide=hide
+            )
+        )
 
     def list_training_settings(self) -> dict[str, Any]:
         """Return the flat settings that must stay equal when a run is resumed.
@@ -282,6 +288,7 @@ def _build_experiment(
     overrides: Sequence[str] = (),
     exp_dir: Path | None = None,
 ) -> Experiment:
+    """Compose a YAML, its preset, its backbone's defaults and the overrides to a checked experiment."""
     chosen_backbone = _choose_backbone(document, overrides, backbone)
     roots = list_backbone_roots(chosen_backbone)
     parts = split_document(document, roots)
@@ -350,7 +357,7 @@ def _choose_backbone(document: Document, overrides: Sequence[str], flag: str | N
 def _choose_preset(document: Document, overrides: Sequence[str]) -> str | None:
     """Return the preset of the last override, else of the YAML, or None for an unknown preset."""
     matching = parse_overrides(
-        [each for each in overrides if find_overridden_key(each) == PRESET], roots=(), backbones=()
+        [override for override in overrides if find_overridden_key(override) == PRESET], roots=(), backbones=()
     )
     preset: Any = document.tree
     for name in PRESET:

@@ -20,17 +20,17 @@ _ROLES = {
 """The role implied by a parameter name."""
 
 
-def is_function(found: Any) -> TypeGuard[Callable[..., Any]]:
+def is_function(value: Any) -> TypeGuard[Callable[..., Any]]:
     """Return True for a function or any other callable except classes."""
-    return callable(found) and not isinstance(found, type)
+    return callable(value) and not isinstance(value, type)
 
 
-def require_callable_with(function: Callable[..., Any], names: Sequence[str], *, what: str, reference: str) -> None:
+def require_callable_with(function: Callable[..., Any], names: Sequence[str], *, key: str, reference: str) -> None:
     """Raise ConfigError unless the function accepts the arguments `names` by position.
 
     Args:
         names: The arguments as spelled in the error.
-        what: The key with the reference.
+        key: The key with the reference.
     """
     try:
         signature = inspect.signature(function)
@@ -42,17 +42,17 @@ def require_callable_with(function: Callable[..., Any], names: Sequence[str], *,
         name = getattr(function, "__name__", type(function).__name__)
         arguments = f"({', '.join(names)})"
         raise ConfigError(
-            f"{what}: ajet calls {reference} with the arguments {arguments}, but its signature is {signature}.",
-            where=locate_function(function) or what,
+            f"{key}: ajet calls {reference} with the arguments {arguments}, but its signature is {signature}.",
+            where=locate_function(function) or key,
             expected=f"a function with {len(names)} positional parameters",
             do=f"write `def {name}{arguments}:`, or `async def` if the function awaits",
         ) from None
     if set(names) <= set(_ROLES):
-        require_order(function, names, what=what, reference=reference)
+        require_order(function, names, key=key, reference=reference)
 
 
 def require_order(
-    function: Callable[..., Any], names: Sequence[str], *, what: str, reference: str, method: bool = False
+    function: Callable[..., Any], names: Sequence[str], *, key: str, reference: str, method: bool = False
 ) -> None:
     """Raise ConfigError if the names of the two parameters show the opposite order.
 
@@ -61,16 +61,20 @@ def require_order(
         method: True if the first parameter is `self`.
     """
     parameters = _list_parameters(function).values()
-    plain = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    plain = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
     actual = plain[method : method + 2]
     (first, second), roles = [_ROLES[name] for name in names], [_ROLES.get(name) for name in actual]
     if len(actual) < 2 or (roles[0] != second and roles[1] != first):
         return
     receiver = "self, " if method else ""
     raise ConfigError(
-        f"{what}: ajet calls {reference} with the arguments ({', '.join(names)}), but its parameters are "
+        f"{key}: ajet calls {reference} with the arguments ({', '.join(names)}), but its parameters are "
         f"({', '.join(actual)}).",
-        where=locate_function(function) or what,
+        where=locate_function(function) or key,
         expected=f"the parameters in the order ({', '.join(names)})",
         do=f"write `def {getattr(function, '__name__', 'agent')}({receiver}{', '.join(reversed(actual))}):`",
     )

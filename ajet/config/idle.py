@@ -135,19 +135,19 @@ def find_idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False)
         *_find_unread_keys(config, users),
     ]
     idle_keys = [*_find_ineffective_keys(config, users, serving), *_find_accepted_keys(users), *others]
-    for each in sorted(idle_keys, key=lambda each: each.place):
-        shared.setdefault((each.section, each.why), []).append(each)
+    for key in sorted(idle_keys, key=lambda key: key.place):
+        shared.setdefault((key.section, key.why), []).append(key)
     return [
         IdleKeys(tuple(each.name for each in same_reason), section, same_reason[0].where, reason)
         for (section, reason), same_reason in shared.items()
     ]
 
 
-def format_idle_keys(found: Sequence[IdleKeys], place: str) -> str:
+def format_idle_keys(idle_keys: Sequence[IdleKeys], place: str) -> str:
     """Return all idle keys as text under a heading with the place, or "" without idle keys."""
-    if not found:
+    if not idle_keys:
         return ""
-    rows = [f"  {each.name} ({each.where}): {each.why}" for each in found]
+    rows = [f"  {key.name} ({key.where}): {key.why}" for key in idle_keys]
     return "\n".join([f"Keys that are set but have no effect {place}:", *rows])
 
 

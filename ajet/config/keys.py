@@ -200,7 +200,10 @@ def make_unknown_key_error(
 def _describe_misplaced(path: Sequence[Any], value: Any) -> str:
     """Return the place of a backbone's section misplaced below `ajet:`, or "" for any other key."""
     root = str(path[0])
-    owner = next((each for each in list_shipped_backbones().values() if root in (*each.roots, *each.sections)), None)
+    owner = next(
+        (backbone for backbone in list_shipped_backbones().values() if root in (*backbone.roots, *backbone.sections)),
+        None,
+    )
     is_section = len(path) > 1 or value is None or isinstance(value, Mapping)
     if owner is None or root in list_top_names() or not is_section:
         return ""
@@ -208,7 +211,7 @@ def _describe_misplaced(path: Sequence[Any], value: Any) -> str:
         "at the top level, next to `ajet:`" if root in owner.roots else f"below `{owner.name}:` at the top level"
     )
     keys = [(*path, *rest) for rest, _ in list_leaves(value)] if isinstance(value, Mapping) and value else [tuple(path)]
-    similar_keys = list(dict.fromkeys(each for key in keys for each in _list_ours(key, owner)))
+    similar_keys = list(dict.fromkeys(ours for key in keys for ours in _list_ours(key, owner)))
     ajet_keys = (
         f"; ajet's own keys for it are {', '.join(similar_keys[:_SHOWN])}{', …' if len(similar_keys) > _SHOWN else ''}"
         if similar_keys

@@ -48,6 +48,10 @@ def find_overridden_key(text: str) -> tuple[str, ...] | None:
 
 
 def _parse_override(text: str, roots: Collection[str], backbones: Collection[str]) -> Override:
+    """Parse one command-line override (`key=value`, `+key=value`, `~key`) with Hydra's grammar.
+
+    A key without its root gets `ajet.` in front, and a value that Hydra cannot parse is taken as plain text.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 

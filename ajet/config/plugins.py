@@ -111,7 +111,9 @@ def hand_to_workers() -> Iterator[None]:
     """Within the block, processes started by this one load the same plug-ins without a search."""
     before = os.environ.get(VARIABLE)
     shipped = {each.place for each in _list_shipped()}
-    os.environ[VARIABLE] = ",".join(each.place for each in list_plugins() if each.plugin and each.place not in shipped)
+    os.environ[VARIABLE] = ",".join(
+        plugin.place for plugin in list_plugins() if plugin.plugin and plugin.place not in shipped
+    )
     try:
         yield
     finally:
@@ -129,7 +131,9 @@ def list_versions() -> dict[str, str]:
     files = _find_entry_points(tuple(sys.path))
     installed = {entry_point: _read_version(file) for file in files for entry_point in _read_places(file)}
     installed |= {each.place: __version__ for each in _list_shipped()}
-    return {each.plugin.name: installed.get(each.place, "") for each in list_plugins() if each.plugin is not None}
+    return {
+        plugin.plugin.name: installed.get(plugin.place, "") for plugin in list_plugins() if plugin.plugin is not None
+    }
 
 
 def find_renamed(reference: str) -> str:
@@ -166,18 +170,18 @@ def list_references(table: ReferenceTable) -> list[str]:
     return [reference for plugin in _list_usable() for reference in getattr(plugin, table)]
 
 
-def load_references(table: ReferenceTable, what: str) -> Iterator[Any]:
+def load_references(table: ReferenceTable, kind_name: str) -> Iterator[Any]:
     """Yield the objects of all references in a field. Log a warning for each reference that fails to load.
 
     Args:
-        what: Name of the part's kind in the warning.
+        kind_name: Name of the part's kind in the warning.
     """
     for reference in list_references(table):
         code, problem = try_load(reference)
         if problem:
             from loguru import logger
 
-            logger.warning("ajet ignores the {} {}, because it cannot be loaded: {}", what, reference, problem)
+            logger.warning("ajet ignores the {} {}, because it cannot be loaded: {}", kind_name, reference, problem)
         else:
             yield code
 
@@ -188,10 +192,10 @@ def start_plugins() -> None:
     A failure is only a warning, because the run may not need the plug-in.
     """
     with _start_lock:
-        for each in list_plugins():
-            if each.plugin is not None and each.plugin.start and each.place not in _started:
-                _started.add(each.place)
-                _start_plugin(each.plugin)
+        for plugin in list_plugins():
+            if plugin.plugin is not None and plugin.plugin.start and plugin.place not in _started:
+                _started.add(plugin.place)
+                _start_plugin(plugin.plugin)
 
 
 def find_doctor_checks() -> dict[str, str]:
@@ -216,7 +220,7 @@ def describe_broken_keys(plugin: Plugin) -> str:
 
 def list_packages() -> list[str]:
     """Return the importable names of the packages that ship with ajet, the kernel first."""
-    return [*dict.fromkeys(each.place.partition(".")[0] for each in _list_shipped())]
+    return [*dict.fromkeys(plugin.place.partition(".")[0] for plugin in _list_shipped())]
 
 
 @lru_cache(maxsize=1)
@@ -244,7 +248,8 @@ def find_launch_flags(*, shipped: bool = False) -> dict[str, LaunchFlag]:
 def describe_broken() -> str:
     """Return a sentence on each plug-in (or added keys) that failed to load, or ""."""
     problems = [
-        (each, each.problem or (describe_broken_keys(each.plugin) if each.plugin else "")) for each in list_plugins()
+        (plugin, plugin.problem or (describe_broken_keys(plugin.plugin) if plugin.plugin else ""))
+        for plugin in list_plugins()
     ]
     broken = [f"{each.place} ({each.distribution}): {problem}" for each, problem in problems if problem]
     return f"These plug-ins could not be loaded: {'; '.join(broken)}." if broken else ""
@@ -252,6 +257,7 @@ def describe_broken() -> str:
 
 @lru_cache(maxsize=1)
 def _list_shipped() -> tuple[LoadedPlugin, ...]:
+    """Return the kernel's descriptor and those of the plug-ins that ajet ships, in a checkout or in the wheel."""
     places = _find_in_checkout() if _is_checkout() else _find_in_wheel()
     others = sorted(set(places) - {KERNEL})
     return _refuse_claimed_names(tuple(_load_plugin(entry_point, DISTRIBUTION) for entry_point in (KERNEL, *others)))
@@ -360,26 +366,26 @@ def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlug
     """Return the plug-ins, with each claim of a taken name replaced by a problem."""
     owners: dict[tuple[str, str], str] = {}
     result = []
-    for each in plugins:
-        if each.plugin is None:
-            result.append(each)
+    for plugin in plugins:
+        if plugin.plugin is None:
+            result.append(plugin)
             continue
-        names: list[tuple[str, str]] = [(kind, name) for kind in NAMED_KINDS for name in each.plugin.list_parts(kind)]
-        names += [("command", name) for name in each.plugin.commands]
-        names += [("flag", f"--with-{name}") for name in each.plugin.launch_flags]
-        names += [("reference", name) for name in each.plugin.renamed]
-        names += [("exported name", name) for name in each.plugin.exports]
-        names += [("failure hint", name) for name in each.plugin.failure_hints]
-        names += [("section of ajet doctor", name) for name in each.plugin.doctor_checks]
-        stores = each.plugin.list_parts("store").values()
+        names: list[tuple[str, str]] = [(kind, name) for kind in NAMED_KINDS for name in plugin.plugin.list_parts(kind)]
+        names += [("command", name) for name in plugin.plugin.commands]
+        names += [("flag", f"--with-{name}") for name in plugin.plugin.launch_flags]
+        names += [("reference", name) for name in plugin.plugin.renamed]
+        names += [("exported name", name) for name in plugin.plugin.exports]
+        names += [("failure hint", name) for name in plugin.plugin.failure_hints]
+        names += [("section of ajet doctor", name) for name in plugin.plugin.doctor_checks]
+        stores = plugin.plugin.list_parts("store").values()
         names += [("address scheme", scheme) for store in stores for scheme in store.schemes]
         claimed = next((key for key in names if key in owners), None)
         if claimed is None:
-            owners.update(dict.fromkeys(names, each.plugin.name))
-            result.append(each)
+            owners.update(dict.fromkeys(names, plugin.plugin.name))
+            result.append(plugin)
         else:
             problem = f"it adds the {claimed[0]} {claimed[1]!r}, which the plug-in {owners[claimed]} adds already"
-            result.append(LoadedPlugin(each.place, each.distribution, None, problem))
+            result.append(LoadedPlugin(plugin.place, plugin.distribution, None, problem))
     return tuple(result)
 
 

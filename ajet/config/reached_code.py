@@ -50,20 +50,22 @@ class Statement:
     def binds(self) -> set[str]:
         """Names of the module bound by the statement."""
         top, *nested = self._symbol_tables
-        bound = {each.get_name() for each in top.get_symbols() if each.is_assigned() or each.is_imported()}
+        bound = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
         return bound | {
-            each.get_name()
+            symbol.get_name()
             for t in nested
-            for each in t.get_symbols()
-            if each.is_declared_global() and each.is_assigned()
+            for symbol in t.get_symbols()
+            if symbol.is_declared_global() and symbol.is_assigned()
         }
 
     @cached_property
     def needs(self) -> set[str]:
         """Names of the module read by the statement, directly or when called."""
         top, *nested = self._symbol_tables
-        referenced = {each.get_name() for each in top.get_symbols() if each.is_referenced()}
-        return referenced | {each.get_name() for table in nested for each in table.get_symbols() if each.is_global()}
+        referenced = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
+        return referenced | {
+            symbol.get_name() for table in nested for symbol in table.get_symbols() if symbol.is_global()
+        }
 
     @cached_property
     def changes(self) -> set[str]:
@@ -135,9 +137,9 @@ class ParsedModule:
                 statements = cls.parse("\n".join(lines)).statements
             except SyntaxError:  # it did not run either
                 continue
-            for each in statements:
-                defines = isinstance(each.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-                by_definition[f"def {','.join(sorted(each.binds))}" if defines else each.text] = each
+            for statement in statements:
+                defines = isinstance(statement.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+                by_definition[f"def {','.join(sorted(statement.binds))}" if defines else statement.text] = statement
         return cls(tuple(by_definition.values()))
 
     @cached_property
@@ -184,8 +186,8 @@ class ReachedCode:
     """Text of the statements of each Python file."""
     prompts: set[Path] = field(default_factory=set)
     _modules: dict[Path, ParsedModule] = field(default_factory=dict)
-    _seen: set[_Target] = field(default_factory=set)
-    _found: dict[tuple[Path, tuple[str, ...], int], list[Path]] = field(default_factory=dict)
+    _visited_targets: set[_Target] = field(default_factory=set)
+    _found_files: dict[tuple[Path, tuple[str, ...], int], list[Path]] = field(default_factory=dict)
 
     def add(self, file: Path, name: str | None) -> None:
         """Add the statements that `name` reaches in `file` and in the files it imports.
@@ -195,9 +197,9 @@ class ReachedCode:
         pending: list[_Target] = [(file.resolve(), name)]
         while pending:
             target = pending.pop()
-            if target in self._seen:
+            if target in self._visited_targets:
                 continue
-            self._seen.add(target)
+            self._visited_targets.add(target)
             module_file, wanted_name = target
             try:
                 module = self._modules.get(module_file) or ParsedModule.parse(module_file.read_bytes())
@@ -206,19 +208,19 @@ class ReachedCode:
             self._modules[module_file] = module
             pending += self._take_statements(module_file, module.select(wanted_name))
 
-    def add_module(self, place: Path, module: ParsedModule, name: str) -> None:
+    def add_module(self, path: Path, module: ParsedModule, name: str) -> None:
         """Add the code reached from `name` in a parsed module, for example the running program."""
-        for file, imported in self._take_statements(place, module.select(name)):
+        for file, imported in self._take_statements(path, module.select(name)):
             self.add(file, imported)
 
-    def _take_statements(self, place: Path, statements: list[Statement]) -> Iterator[_Target]:
-        texts = self.statements.setdefault(place, {})
+    def _take_statements(self, path: Path, statements: list[Statement]) -> Iterator[_Target]:
+        texts = self.statements.setdefault(path, {})
         for statement in statements:
             texts[statement.text] = None
-        self.prompts |= set(self._find_prompts(place, {text for each in statements for text in each.texts}))
+        self.prompts |= set(self._find_prompts(path, {text for each in statements for text in each.texts}))
         for each in statements:
             for node in each.imports:
-                yield from self._follow_import(place, node)
+                yield from self._follow_import(path, node)
 
     def _find_prompts(self, place: Path, texts: set[str]) -> Iterator[Path]:
         roots = [place.parent, *self.roots]
@@ -229,37 +231,38 @@ class ReachedCode:
         for folder in [*roots, *folders]:
             yield from (path.resolve() for text in names if os.path.isfile(path := folder / text))
 
-    def _follow_import(self, place: Path, node: ast.Import | ast.ImportFrom) -> Iterator[_Target]:
+    def _follow_import(self, path: Path, node: ast.Import | ast.ImportFrom) -> Iterator[_Target]:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from ((file, None) for file in self._find_import_files(place, alias.name.split("."), 0))
+                yield from ((file, None) for file in self._find_import_files(path, alias.name.split("."), 0))
             return
         parts = node.module.split(".") if node.module else []
-        files = self._find_import_files(place, parts, node.level)
+        files = self._find_import_files(path, parts, node.level)
         yield from ((file, None) for file in files[:-1])
         for alias in node.names:
-            submodule_files = self._find_import_files(place, [*parts, alias.name], node.level)
+            submodule_files = self._find_import_files(path, [*parts, alias.name], node.level)
             if len(submodule_files) > len(files):
                 yield submodule_files[-1], None
             if files:
                 yield files[-1], None if alias.name == "*" else alias.name
 
-    def _find_import_files(self, place: Path, parts: list[str], level: int) -> list[Path]:
+    def _find_import_files(self, path: Path, parts: list[str], level: int) -> list[Path]:
         """Return the files run by an import: each package's `__init__.py`, then the module."""
-        key = (place.parent, tuple(parts), level)
-        if key not in self._found:
-            self._found[key] = self._find_files(place, parts, level)
-        return self._found[key]
+        key = (path.parent, tuple(parts), level)
+        if key not in self._found_files:
+            self._found_files[key] = self._find_files(path, parts, level)
+        return self._found_files[key]
 
-    def _find_files(self, place: Path, parts: list[str], level: int) -> list[Path]:
+    def _find_files(self, path: Path, parts: list[str], level: int) -> list[Path]:
+        """Return the user's files that an import statement of `path` loads; [] for the standard library and ajet."""
         if level:
-            folder = place.parents[level - 1]
+            folder = path.parents[level - 1]
             package_files = [folder / "__init__.py"] if (folder / "__init__.py").is_file() else []
             return package_files + _files_below(folder, parts)
         if not parts or parts[0] == "ajet" or parts[0] in sys.stdlib_module_names:
-            search_roots = [] if not parts or parts[0] in ("ajet", *sys.builtin_module_names) else [place.parent]
+            search_roots = [] if not parts or parts[0] in ("ajet", *sys.builtin_module_names) else [path.parent]
         else:
-            search_roots = [_package_root(place), place.parent, *self.roots]
+            search_roots = [_package_root(path), path.parent, *self.roots]
         for root in search_roots:
             if (package_files := _files_below(root, parts)) and not is_library_file(package_files[0]):
                 return package_files
@@ -295,9 +298,9 @@ def find_installed_files(parts: list[str]) -> list[Path]:
     return _files_below(root, parts)
 
 
-def _package_root(place: Path) -> Path:
+def _package_root(path: Path) -> Path:
     """Return the folder of a file's outermost package."""
-    folder = place.parent
+    folder = path.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
     return folder
@@ -322,4 +325,4 @@ def _is_main_guard(node: ast.stmt) -> bool:
     if not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare)):
         return False
     sides = [node.test.left, *node.test.comparators]
-    return any(isinstance(each, ast.Name) and each.id == "__name__" for each in sides)
+    return any(isinstance(side, ast.Name) and side.id == "__name__" for side in sides)

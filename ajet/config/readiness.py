@@ -147,7 +147,7 @@ def _find_misnamed_root(layers: Layers) -> str | None:
 
 
 def _list_capable_backbones(wanted: Capability) -> list[str]:
-    return [each.name for each in list_shipped_backbones().values() if {wanted, "trains"} <= each.can]
+    return [backbone.name for backbone in list_shipped_backbones().values() if {wanted, "trains"} <= backbone.can]
 
 
 def _refuse_adapters(config: AjetConfig, layers: Layers) -> None:

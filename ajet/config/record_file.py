@@ -47,7 +47,9 @@ class RecordFileError(UserError, OSError):
             ),
             do="delete the file, or get the run again from its author",
         )
-        self.errno, self.strerror, self.filename = errno.EINVAL, f"it {problem}", str(path)
+        self.errno = errno.EINVAL
+        self.strerror = f"it {problem}"
+        self.filename = str(path)
 
 
 def open_record_file(path: Path, mode: Literal["rb", "rb+", "ab"] = "rb") -> BinaryIO:
@@ -72,13 +74,13 @@ def open_record_descriptor(path: Path, flags: int, permissions: int = 0o666) -> 
     return number
 
 
-def read_record_file(path: Path, most: int) -> bytes:
-    """Read a whole file of a record of at most `most` bytes. Raises OSError."""
+def read_record_file(path: Path, limit: int) -> bytes:
+    """Read a whole file of a record of at most `limit` bytes. Raises OSError."""
     with open_record_file(path) as stream:
         size = os.fstat(stream.fileno()).st_size
-        if size > most:
-            raise RecordFileError(path, f"has {size:,} bytes, and ajet reads at most {most:,}")
-        return stream.read(most)
+        if size > limit:
+            raise RecordFileError(path, f"has {size:,} bytes, and ajet reads at most {limit:,}")
+        return stream.read(limit)
 
 
 def read_record_part(stream: BinaryIO, at: int, length: int) -> bytes:

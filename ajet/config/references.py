@@ -52,7 +52,7 @@ class CodeReference:
         return self.place.endswith(".py") or "/" in self.place
 
 
-def parse_reference(text: str, *, what: str = "reference") -> CodeReference:
+def parse_reference(text: str, *, key: str = "reference") -> CodeReference:
     """Split a reference. Raises UnresolvedReferenceError for text of another form."""
     location, arrow, name = text.partition("->")
     if not arrow:
@@ -64,7 +64,7 @@ def parse_reference(text: str, *, what: str = "reference") -> CodeReference:
         if text.strip().endswith(".py"):
             do = f"add the name of the class or function: {text.strip()}->NAME"
         raise UnresolvedReferenceError(
-            f"{what}: {text!r} is not a reference of the form FILE.py->NAME.", where=what, expected=FORMS, do=do
+            f"{key}: {text!r} is not a reference of the form FILE.py->NAME.", where=key, expected=FORMS, do=do
         )
     location, _, name = find_renamed(f"{location}:{name}").rpartition(":")
     return CodeReference(text, location, name)
@@ -75,31 +75,31 @@ def resolve_reference(
     *,
     base: Path,
     expect: type | None = None,
-    what: str = "reference",
+    key: str = "reference",
     convert: Callable[[Any, str], Any] | None = None,
 ) -> Any:
     """Return the object of a reference. Raise UnresolvedReferenceError if missing.
 
     Args:
-        what: The key with the reference.
+        key: The key with the reference.
         expect: A required base class.
         convert: Called with object and reference. The result replaces the object.
     """
-    parsed = parse_reference(reference, what=what)
-    file, package, dotted = _find_place(parsed, base, what)
+    parsed = parse_reference(reference, key=key)
+    file, package, dotted = _find_place(parsed, base, key)
     if file is not None:
-        _check_name(parsed, file, what)
-    module = _import_module(parsed, package, dotted, what)
+        _check_name(parsed, file, key)
+    module = _import_module(parsed, package, dotted, key)
     try:
         target = getattr(module, parsed.name)
     except AttributeError:
         exported = dict.fromkeys(getattr(module, "__all__", ()))  # some may be loaded only when they are used
-        raise _make_missing_name_error(parsed, {**exported, **vars(module)}, str(file or dotted), what) from None
+        raise _make_missing_name_error(parsed, {**exported, **vars(module)}, str(file or dotted), key) from None
     target = target if convert is None else convert(target, reference)
     if expect is not None and not (isinstance(target, type) and issubclass(target, expect)):
         kind = f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
         raise UnresolvedReferenceError(
-            f"{what}: {reference} is {kind}, not a subclass of {expect.__name__}.",
+            f"{key}: {reference} is {kind}, not a subclass of {expect.__name__}.",
             where=str(file or dotted),
             expected=f"a subclass of {expect.__module__.split('.')[0]}.{expect.__name__}",
             do=f"write `class {parsed.name}({expect.__name__}):`",
@@ -107,20 +107,20 @@ def resolve_reference(
     return target
 
 
-def check_reference(reference: str, *, base: Path, what: str) -> None:
+def check_reference(reference: str, *, base: Path, key: str) -> None:
     """Raise UnresolvedReferenceError for a missing file or module, a syntax error, or a plainly missing name.
 
     The user's code does not run; a module's package is imported.
     """
-    parsed = parse_reference(reference, what=what)
+    parsed = parse_reference(reference, key=key)
     if parsed.place == RUNNING:
         return
-    file, _, _ = _find_place(parsed, base, what)
+    file, _, _ = _find_place(parsed, base, key)
     if file is not None:
-        _check_name(parsed, file, what)
+        _check_name(parsed, file, key)
 
 
-def read_parameters_of(reference: str, *, base: Path, what: str) -> Callable[..., Any] | None:
+def read_parameters_of(reference: str, *, base: Path, key: str) -> Callable[..., Any] | None:
     """Return a function with the parameters of the referenced one and no body; the user's code does not run.
 
     Returns:
@@ -129,13 +129,13 @@ def read_parameters_of(reference: str, *, base: Path, what: str) -> Callable[...
     Raises:
         UnresolvedReferenceError: as `check_reference`.
     """
-    parsed = parse_reference(reference, what=what)
-    file = None if parsed.place == RUNNING else _find_place(parsed, base, what)[0]
+    parsed = parse_reference(reference, key=key)
+    file = None if parsed.place == RUNNING else _find_place(parsed, base, key)[0]
     if file is None:
         return None
     definitions = [
         node
-        for node in _check_name(parsed, file, what).body
+        for node in _check_name(parsed, file, key).body
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == parsed.name
     ]
     if len(definitions) != 1 or definitions[0].decorator_list:
@@ -148,7 +148,7 @@ def read_parameters_of(reference: str, *, base: Path, what: str) -> Callable[...
             each.annotation = None
     empty = ast.copy_location(ast.Constant(None), node)
     arguments.defaults = [empty for _ in arguments.defaults]
-    arguments.kw_defaults = [each and empty for each in arguments.kw_defaults]
+    arguments.kw_defaults = [default and empty for default in arguments.kw_defaults]
     names: dict[str, Any] = {}
     exec(compile(ast.Module([node], []), str(file), "exec"), names)
     function: Callable[..., Any] = names[parsed.name]
@@ -156,25 +156,25 @@ def read_parameters_of(reference: str, *, base: Path, what: str) -> Callable[...
 
 
 def resolve_class(
-    chosen: str, kind: NamedKind, *, base: Path, what: str, methods: Sequence[str], like: str
+    chosen: str, kind: NamedKind, *, base: Path, key: str, methods: Sequence[str], like: str
 ) -> type[Any]:
     """Return the class of a key's value: a part of the kind, or the user's class by reference.
 
     Args:
-        what: The key.
+        key: The key.
         methods: Required methods, as documented by `like`.
 
     Raises:
         UnresolvedReferenceError: The class does not exist.
     """
     part = find_part(kind, chosen)
-    candidate: Any = load_code(part.code) if part is not None else resolve_reference(chosen, base=base, what=what)
+    candidate: Any = load_code(part.code) if part is not None else resolve_reference(chosen, base=base, key=key)
     missing = [name for name in methods if not callable(getattr(candidate, name, None))]
     if not isinstance(candidate, type) or missing:
         problem = f"has no {', '.join(missing)}" if isinstance(candidate, type) else f"is a {type(candidate).__name__}"
         raise UnresolvedReferenceError(
-            f"{what}: {chosen} {problem}.",
-            where=what,
+            f"{key}: {chosen} {problem}.",
+            where=key,
             expected=f"a class with the methods {', '.join(methods)}, as {like}",
         )
     return candidate
@@ -196,7 +196,7 @@ def find_referenced_file(reference: str, base: Path) -> Path | None:
 def relativize(value: Any, base: Path) -> Any:
     """Return a path, a reference or a list with paths relative to `base`, if below."""
     if isinstance(value, list):
-        return [relativize(each, base) for each in value]
+        return [relativize(item, base) for item in value]
     for folder in (base, base.resolve()):
         if isinstance(value, str) and value.startswith(f"{folder}{os.sep}"):
             return value[len(str(folder)) + 1 :]
@@ -239,7 +239,7 @@ def _list_file_candidates(parsed: CodeReference, base: Path) -> list[Path]:
     return list(dict.fromkeys((root / file).resolve() for root in roots))
 
 
-def _find_place(parsed: CodeReference, base: Path, what: str) -> tuple[Path | None, str | None, str]:
+def _find_place(parsed: CodeReference, base: Path, key: str) -> tuple[Path | None, str | None, str]:
     """Return (file or None, scope package or None for the ordinary import, dotted name)."""
     start_plugins()  # here, since every import of the user's code begins with this search
     if parsed.is_file:
@@ -247,13 +247,13 @@ def _find_place(parsed: CodeReference, base: Path, what: str) -> tuple[Path | No
         for path in candidates:
             if os.path.isfile(path):
                 return path, *_find_scope(path, base)
-        raise _make_not_found_error(parsed, [str(path) for path in candidates], base, what)
+        raise _make_not_found_error(parsed, [str(path) for path in candidates], base, key)
     if parsed.place == RUNNING:
         return None, None, RUNNING
     parts = parsed.place.split(".")
     if not all(part.isidentifier() for part in parts):
         raise UnresolvedReferenceError(
-            f"{what}: {parsed.text!r} is not a reference of the form FILE.py->NAME.", where=what, expected=FORMS
+            f"{key}: {parsed.text!r} is not a reference of the form FILE.py->NAME.", where=key, expected=FORMS
         )
     looked = _list_module_candidates(parsed, base)
     for path in looked:
@@ -261,7 +261,7 @@ def _find_place(parsed: CodeReference, base: Path, what: str) -> tuple[Path | No
             return path, *_find_scope(path, base)
     spec = _find_installed_spec(parsed.place)
     if spec is None:
-        raise _make_not_found_error(parsed, [*map(str, looked), "the installed modules"], base, what)
+        raise _make_not_found_error(parsed, [*map(str, looked), "the installed modules"], base, key)
     file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
     return file, None, parsed.place
 
@@ -283,33 +283,34 @@ def _find_installed_spec(dotted: str) -> Any:
         return None
 
 
-def _import_module(parsed: CodeReference, package: str | None, dotted: str, what: str) -> ModuleType:
+def _import_module(parsed: CodeReference, package: str | None, dotted: str, key: str) -> ModuleType:
+    """Import the module of a reference. Whatever its import raises becomes an UnresolvedReferenceError."""
     try:
         return importlib.import_module(dotted) if package is None else import_in(package, dotted)
     except ModuleNotFoundError as error:
         missing = strip_scope(error.name or "")
         if replacement := describe_replacement(missing):
             raise UnresolvedReferenceError(
-                f"{what}: {parsed.text} imports {missing}, which belongs to AgentJet and does not exist in ajet.",
+                f"{key}: {parsed.text} imports {missing}, which belongs to AgentJet and does not exist in ajet.",
                 where=_find_last_user_line(error),
                 do=f"{replacement} (docs/agentjet.md)",
             ) from error
         extra = _EXTRAS.get(missing.partition(".")[0])
         advice = format_extra_install(extra) if extra else f"install the package, or correct the import of {missing}"
         raise UnresolvedReferenceError(
-            f"{what}: {parsed.text} imports {missing}, which is not installed.",
+            f"{key}: {parsed.text} imports {missing}, which is not installed.",
             where=_find_last_user_line(error),
             do=advise_on_agentscope(error) or advice,
         ) from error
     except SystemExit as ended:
         raise UnresolvedReferenceError(
-            f"{what}: importing {parsed.text} ends the program: SystemExit: {ended.code}",
+            f"{key}: importing {parsed.text} ends the program: SystemExit: {ended.code}",
             where=_find_last_user_line(ended),
             do='put code that only a program should run under `if __name__ == "__main__":`',
         ) from ended
     except Exception as error:  # the user's module runs here, it may raise anything
         raise UnresolvedReferenceError(
-            f"{what}: {parsed.text} cannot be imported: {type(error).__name__}: {error}",
+            f"{key}: {parsed.text} cannot be imported: {type(error).__name__}: {error}",
             where=_find_last_user_line(error),
             do=advise_on_agentscope(error) or "correct the file; --traceback prints the complete error",
         ) from error
@@ -342,19 +343,19 @@ def _library_roots() -> tuple[Path, ...]:
     return (*map(Path, folders), *list_package_roots())
 
 
-def _check_name(parsed: CodeReference, file: Path, what: str) -> ast.Module:
+def _check_name(parsed: CodeReference, file: Path, key: str) -> ast.Module:
     """Return the parsed file. Raise UnresolvedReferenceError for a syntax error or an unbound name."""
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except SyntaxError as error:
         raise UnresolvedReferenceError(
-            f"{what}: {parsed.text} is not valid Python: {error.msg}",
+            f"{key}: {parsed.text} is not valid Python: {error.msg}",
             where=f"{file}:{error.lineno}:{error.offset}",
             do="correct the syntax there",
         ) from error
     bound, certain = _list_bound_names(tree)
     if certain and parsed.name not in bound:
-        raise _make_missing_name_error(parsed, bound, str(file), what)
+        raise _make_missing_name_error(parsed, bound, str(file), key)
     return tree
 
 
@@ -381,19 +382,20 @@ def _list_bound_names(tree: ast.Module) -> tuple[dict[str, bool], bool]:
     return bound, certain
 
 
-def _make_missing_name_error(parsed: CodeReference, bound: Any, where: str, what: str) -> UnresolvedReferenceError:
+def _make_missing_name_error(parsed: CodeReference, bound: Any, where: str, key: str) -> UnresolvedReferenceError:
+    """Return the error of a reference to a name that its file or program does not define, with similar names."""
     if parsed.place == RUNNING:
         return UnresolvedReferenceError(
-            f"{what}: {parsed.text} refers to {parsed.name} in the running program, which does not define "
+            f"{key}: {parsed.text} refers to {parsed.name} in the running program, which does not define "
             f"{parsed.name}.",
-            where=what,
+            where=key,
             expected=f"a program or notebook that defines {parsed.name}, such as the one that started this run",
             do="run that program, or move {parsed.name} to a separate file and write FILE.py->" + parsed.name,
         )
     code = sorted(name for name, value in bound.items() if value is True or isinstance(value, type))
     similar = get_close_matches(parsed.name, [name for name in bound if not name.startswith("__")], 3, cutoff=0.5)
     return UnresolvedReferenceError(
-        f"{what}: {parsed.text} refers to {parsed.name}, which the file does not define.",
+        f"{key}: {parsed.text} refers to {parsed.name}, which the file does not define.",
         where=where,
         expected=f"one of {', '.join(similar or code[:8])}"
         if similar or code
@@ -404,11 +406,11 @@ def _make_missing_name_error(parsed: CodeReference, bound: Any, where: str, what
     )
 
 
-def _make_not_found_error(parsed: CodeReference, looked: list[str], base: Path, what: str) -> UnresolvedReferenceError:
+def _make_not_found_error(parsed: CodeReference, looked: list[str], base: Path, key: str) -> UnresolvedReferenceError:
     looked_from = "the working directory" if base == Path.cwd() else "the YAML's folder"
     similar = _suggest_file(looked)
     return UnresolvedReferenceError(
-        f"{what}: {parsed.text} refers to the file or module {parsed.place}, which does not exist.",
+        f"{key}: {parsed.text} refers to the file or module {parsed.place}, which does not exist.",
         where="looked for " + ", ".join(looked),
         expected=FORMS,
         do=f"did you mean {similar}?" if similar else f"correct the path, which is relative to {looked_from}",

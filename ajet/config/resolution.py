@@ -26,7 +26,7 @@ _HOLDS_SECRETS = ("secret", "secrets", "password", "passwords", "token", "tokens
 _CHOICES = {"true", "false", "none", "null", "no", "yes", "on", "off", "auto"}
 """Values under secret names that are choices, not secrets (`auth: basic`)."""
 _CHOICES |= {"basic", "bearer", "digest", "oauth", "oauth2", "optional", "required"}
-"""What stands under such names to choose something (`auth: basic`)."""
+"""Values that choose a method instead of being a secret (`auth: basic`), so they are not hidden."""
 _FROM_ENVIRONMENT = "\ue000from the environment\ue000"
 
 
@@ -76,14 +76,14 @@ def make_writable(
     raw: dict[str, Any],
     *,
     backbones: Collection[str],
-    own: Callable[[str], str] = str,
+    convert_user_text: Callable[[str], str] = str,
     hide: Callable[[str], str] = lambda secret: HIDDEN,
 ) -> dict[str, Any]:
     """Return a copy of the resolved `tree` that may be written to a file.
 
     Args:
         backbones: Root names of the backbones' sections.
-        own: Converts a text of the user's sections.
+        convert_user_text: Converts a text of the user's sections.
         hide: Converts a literal secret.
     """
     writable = deepcopy(tree)
@@ -100,7 +100,7 @@ def make_writable(
         elif isinstance(value, str):
             text = value if as_written else value.replace("${", "\\${")
             text = replace_secret_shapes(text, hide) if shaped else text
-            _set_value(writable, path, text if path[0] == "ajet" or as_written else own(text))
+            _set_value(writable, path, text if path[0] == "ajet" or as_written else convert_user_text(text))
     return writable
 
 

@@ -107,6 +107,7 @@ def _find_own_name(package: str, dotted: str) -> str | None:
 
 
 def _look_up_own_name(package: str, dotted: str) -> str | None:
+    """Return the name under which `dotted` is imported from the user's own folder, or None to import it as usual."""
     top, _, rest = dotted.partition(".")
     if top in sys.builtin_module_names or top == "ajet":  # a clone of AgentJet has a package of that name
         return None

@@ -28,7 +28,7 @@ _VERLS = ("file://external/verl/verl/trainer/config", "ppo_trainer")
 def list_backbone_roots(chosen: Descriptor) -> tuple[str, ...]:
     """Return the root names of the chosen backbone and of all backbones that ship with ajet."""
     backbones = [*list_shipped_backbones().values(), chosen]
-    return tuple(dict.fromkeys(root for each in backbones for root in each.roots))
+    return tuple(dict.fromkeys(root for backbone in backbones for root in backbone.roots))
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ def _rename_moved_keys(ajet: dict[str, Any], document: Document) -> dict[str, An
     result = deepcopy(ajet)
     for other, new_path in expand_moves(result):
         *parents, name = other
-        holder = _find_mapping(result, parents, make=False)
+        holder = _find_mapping(result, parents, create=False)
         if holder is None or name not in holder:
             continue
         value = holder.pop(name)
         *sections, last = new_path
-        home = _find_mapping(result, sections, make=True)
+        home = _find_mapping(result, sections, create=True)
         if home is not None and last not in home:
             home[last] = value
             old_path = ("ajet", *parents, name)
@@ -90,11 +90,11 @@ def _rename_moved_keys(ajet: dict[str, Any], document: Document) -> dict[str, An
     return result
 
 
-def _find_mapping(tree: dict[str, Any], path: list[str], *, make: bool) -> dict[str, Any] | None:
+def _find_mapping(tree: dict[str, Any], path: list[str], *, create: bool) -> dict[str, Any] | None:
     """Return the mapping at `path`, or None if missing or of another type."""
     node: Any = tree
     for name in path:
-        if make and node.get(name) is None:
+        if create and node.get(name) is None:
             node[name] = {}
         node = node.get(name)
         if not isinstance(node, dict):
@@ -103,6 +103,7 @@ def _find_mapping(tree: dict[str, Any], path: list[str], *, make: bool) -> dict[
 
 
 def _check_hydra(block: Any, document: Document) -> None:
+    """Raise ConfigError if the YAML's `hydra` section contains more than a search path of ajet's own folders."""
     if block is None:
         return
     if not isinstance(block, dict):

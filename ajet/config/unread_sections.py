@@ -138,7 +138,9 @@ def list_servers_files(tools: Path) -> list[str]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return []
     tool_entries = parsed.get("tools") if isinstance(parsed, dict) else None
-    parts = [each["mcp"] for each in tool_entries or () if isinstance(each, dict) and isinstance(each.get("mcp"), dict)]
+    parts = [
+        entry["mcp"] for entry in tool_entries or () if isinstance(entry, dict) and isinstance(entry.get("mcp"), dict)
+    ]
     return list(dict.fromkeys(part[_SERVERS] for part in parts if isinstance(part.get(_SERVERS), str)))
 
 

@@ -86,6 +86,7 @@ def _explain_errors(error: ValidationError, layers: Layers) -> list[ConfigError]
 
 
 def _explain_error(path: KeyPath, item: Any, layers: Layers) -> ConfigError:
+    """Convert an error of pydantic to a ConfigError with the key's line, expected values and nearest match."""
     field = find_key(path)
     value = _get_shown_value(item, path)
     expected = describe_expected(field) if isinstance(field, FieldInfo) else describe_keys(field)

@@ -79,7 +79,7 @@ class Match:
 
     keys: tuple[Key, ...]
     extends: int | None
-    """The call whose messages and reply begin the request."""
+    """Index of the call that the request continues: the request begins with its messages and reply."""
     reason: ForkReason | None
     """Why the request extends no call. `None` if it extends a call or opens a conversation."""
     opening: int | None = None
@@ -90,24 +90,24 @@ class Match:
 class Conversations:
     """The messages of one session's calls, as a trie. One thread at a time uses it."""
 
-    _nodes: dict[tuple[int, Key], int] = field(default_factory=dict)
+    _children: dict[tuple[int, Key], int] = field(default_factory=dict)
     """(parent node, message) -> node; node 0 is the empty conversation."""
     _keys: list[Key] = field(default_factory=lambda: [None])
     """Node -> the message of the node."""
-    _before: list[int] = field(default_factory=lambda: [0])
+    _parent_nodes: list[int] = field(default_factory=lambda: [0])
     """Node -> the node of the preceding message."""
-    _through: list[int] = field(default_factory=lambda: [-1])
+    _latest_call: list[int] = field(default_factory=lambda: [-1])
     """Node -> the latest call whose prompt or reply reaches the node."""
     _with_tools: dict[tuple[int, int | None], int] = field(default_factory=dict)
     """(node, list of tools) -> the latest call with these tools whose prompt or reply reaches the node."""
-    _ends: dict[int, list[RepliedCall]] = field(default_factory=dict)
+    _calls_by_reply: dict[int, list[RepliedCall]] = field(default_factory=dict)
     """Node of a reply -> the calls with this reply, oldest first."""
-    _cut: dict[int, dict[str, list[RepliedCall]]] = field(default_factory=dict)
+    _calls_cut_by_stop: dict[int, dict[str, list[RepliedCall]]] = field(default_factory=dict)
     """Node of a prompt -> a reply's text with the stop string that cut it -> the calls with this reply, oldest
     first."""
-    _prompts: dict[int, tuple[int, int, int | None]] = field(default_factory=dict)
+    _prompt_nodes: dict[int, tuple[int, int, int | None]] = field(default_factory=dict)
     """Call -> the node of the last message, the node of the conversation's opening request, the list of tools."""
-    _latest: dict[tuple[str, int], RepliedCall] = field(default_factory=dict)
+    _latest_of_agent: dict[tuple[str, int], RepliedCall] = field(default_factory=dict)
     """(agent, node) -> the agent's latest call through the node, of the conversations opened there or before."""
     _replies: dict[str, dict[Key, RepliedCall]] = field(default_factory=dict)
     """Agent -> key of a reply -> the agent's latest call with this reply."""
@@ -122,23 +122,23 @@ class Conversations:
         node = 0
         best: RepliedCall | None = None
         for position, key in enumerate(keys):
-            if node in self._cut:
+            if node in self._calls_cut_by_stop:
                 best = self._choose_call(self._find_cut_calls(node, key), agent, messages[position]) or best
-            child, message = self._nodes.get((node, key)), messages[position]
+            child, message = self._children.get((node, key)), messages[position]
             if child is None and (unfolded := unfold_reasoning(message)) is not None:
                 message, key = unfolded, message_key(unfolded)
-                child = self._nodes.get((node, key))
-                thoughts = [call.reasoning for call in self._ends.get(child or 0, ())]
+                child = self._children.get((node, key))
+                thoughts = [call.reasoning for call in self._calls_by_reply.get(child or 0, ())]
                 child = child if read_reasoning(message) in thoughts else None
                 keys[position] = keys[position] if child is None else key
             if child is None:
                 break
             node = child
             path.append(node)
-            if node in self._ends:
-                best = self._choose_call(self._ends[node], agent, message) or best
+            if node in self._calls_by_reply:
+                best = self._choose_call(self._calls_by_reply[node], agent, message) or best
         if best is not None:
-            return Match(tuple(keys), best.index, None, self._prompts[best.index][1])
+            return Match(tuple(keys), best.index, None, self._prompt_nodes[best.index][1])
         return self._explain_fork(agent, tuple(keys), path)
 
     def find_nearest(self, keys: Sequence[Key], tools: int | None = None) -> int | None:
@@ -156,12 +156,12 @@ class Conversations:
         """
         node, same = 0, None
         for key in keys:
-            child = self._nodes.get((node, key))
+            child = self._children.get((node, key))
             if child is None:
                 break
             node = child
             same = self._with_tools.get((node, tools), same)
-        return same if same is not None or not node else self._through[node]
+        return same if same is not None or not node else self._latest_call[node]
 
     def add_request(self, index: int, match: Match, tools: int | None = None) -> None:
         """Add the messages of call `index`.
@@ -173,7 +173,7 @@ class Conversations:
         node = 0
         for key in match.keys:
             node = self._add_message(node, key, index, tools)
-        self._prompts[index] = (node, node if match.opening is None else match.opening, tools)
+        self._prompt_nodes[index] = (node, node if match.opening is None else match.opening, tools)
 
     def add_reply(self, index: int, agent: str, reply: Mapping[str, Any], stop: str | None = None) -> None:
         """Add the reply of call `index`.
@@ -182,7 +182,7 @@ class Conversations:
             agent: Name of the agent.
             stop: The stop string that cut the reply. Some clients append it when they quote the reply.
         """
-        prompt, opening, tools = self._prompts[index]
+        prompt, opening, tools = self._prompt_nodes[index]
         spellings = [reply]
         if stop is not None and (complete := append_stop(reply, stop)) is not None:
             spellings.insert(0, complete)
@@ -190,31 +190,31 @@ class Conversations:
             key = message_key(spelling)
             node = self._add_message(prompt, key, index, tools)
             call = RepliedCall(index, agent, read_reasoning(reply), node)
-            self._ends.setdefault(node, []).append(call)
+            self._calls_by_reply.setdefault(node, []).append(call)
             self._replies.setdefault(agent, {})[key] = call
-            while node != self._before[opening]:
-                self._latest[agent, node] = call
-                node = self._before[node]
+            while node != self._parent_nodes[opening]:
+                self._latest_of_agent[agent, node] = call
+                node = self._parent_nodes[node]
             if spelling is not reply:
-                self._cut.setdefault(prompt, {}).setdefault(spelling["content"], []).append(call)
+                self._calls_cut_by_stop.setdefault(prompt, {}).setdefault(spelling["content"], []).append(call)
 
     def _add_message(self, node: int, key: Key, index: int, tools: int | None) -> int:
         """Return the node of a message that follows `node`, and note that call `index` contains it."""
-        child = self._nodes.get((node, key))
+        child = self._children.get((node, key))
         if child is None:
-            child = self._nodes[(node, key)] = len(self._keys)
+            child = self._children[(node, key)] = len(self._keys)
             self._keys.append(key)
-            self._before.append(node)
-            self._through.append(index)
-        self._through[child] = self._with_tools[child, tools] = index
+            self._parent_nodes.append(node)
+            self._latest_call.append(index)
+        self._latest_call[child] = self._with_tools[child, tools] = index
         return child
 
     def _find_cut_calls(self, node: int, key: Key) -> Sequence[RepliedCall]:
         """Return the calls whose reply plus stop string is the longest beginning of a message."""
         if not isinstance(key, tuple) or len(key) != 2 or key[0] != "assistant":
             return ()
-        begun = [text for text in self._cut[node] if len(text) < len(key[1]) and key[1].startswith(text)]
-        return self._cut[node][max(begun, key=len)] if begun else ()
+        begun = [text for text in self._calls_cut_by_stop[node] if len(text) < len(key[1]) and key[1].startswith(text)]
+        return self._calls_cut_by_stop[node][max(begun, key=len)] if begun else ()
 
     def _choose_call(self, calls: Sequence[RepliedCall], agent: str, message: Mapping[str, Any]) -> RepliedCall | None:
         """Return the call that a message quotes, or None.
@@ -240,7 +240,7 @@ class Conversations:
         """
         replies = self._replies.get(agent, {})
         quoted = next((replies[key] for key in reversed(keys) if key in replies), None)
-        shared = next((node for node in reversed(path) if (agent, node) in self._latest), None)
+        shared = next((node for node in reversed(path) if (agent, node) in self._latest_of_agent), None)
         if quoted is None and (shared is None or path[len(keys) - 1 :] == [shared]):  # all messages are known
             return Match(keys, None, None)
         opening = None
@@ -248,12 +248,12 @@ class Conversations:
             assert quoted is not None
             shared = quoted.node
         else:
-            opening = self._prompts[self._latest[agent, shared].index][1]
-        node = self._latest[agent, shared].node
+            opening = self._prompt_nodes[self._latest_of_agent[agent, shared].index][1]
+        node = self._latest_of_agent[agent, shared].node
         history: set[int] = set()
         while node:
             history.add(node)
-            node = self._before[node]
+            node = self._parent_nodes[node]
         common = len(history.intersection(path))
         earlier = {self._keys[node] for node in history}
         new = keys[common] if common < len(keys) else None

@@ -41,32 +41,36 @@ class Arena:
     """
 
     def __init__(self, tokens: int) -> None:
-        self._large = tokens >= _LARGE
-        self._most = min(tokens, _PIECE)
-        self._piece: Ids = np.empty(0, np.int32)
-        self._at = self._end = 0
+        self._is_large = tokens >= _LARGE
+        self._block_tokens = min(tokens, _PIECE)
+        self._block: Ids = np.empty(0, np.int32)
+        self._used_end = self._draft_end = 0
 
     def join_ids(self, parts: Sequence[Ids], size: int) -> Ids:
         """Return the joined parts [size]. The ids are valid until the next call, unless `keep_last` stores them."""
-        if not self._large:
+        if not self._is_large:
             return np.concatenate(parts)
-        if self._at + size > self._piece.size:
-            self._piece, self._at = _allocate_huge_pages(4 * max(self._most, size)).view(np.int32), 0
-        self._end = self._at + size
-        return np.concatenate(parts, out=self._piece[self._at : self._end])
+        if self._used_end + size > self._block.size:
+            self._block, self._used_end = _allocate_huge_pages(4 * max(self._block_tokens, size)).view(np.int32), 0
+        self._draft_end = self._used_end + size
+        return np.concatenate(parts, out=self._block[self._used_end : self._draft_end])
 
     def keep_last(self) -> None:
         """Store the sequence that was joined last."""
-        self._at = self._end
+        self._used_end = self._draft_end
 
 
-def allocate_bytes(tokens: int, each: int) -> Bytes:
+def allocate_bytes(tokens: int, bytes_per_token: int) -> Bytes:
     """Return uninitialized memory [tokens * each].
 
     Args:
-        each: Number of bytes per token.
+        bytes_per_token: Number of bytes per token.
     """
-    return _allocate_huge_pages(tokens * each) if tokens >= _LARGE else np.empty(tokens * each, np.uint8)
+    return (
+        _allocate_huge_pages(tokens * bytes_per_token)
+        if tokens >= _LARGE
+        else np.empty(tokens * bytes_per_token, np.uint8)
+    )
 
 
 def _allocate_huge_pages(size: int) -> Bytes:
@@ -99,10 +103,10 @@ class PrefixTree:
 
     def __init__(self) -> None:
         self._ids: list[Ids] = [np.empty(0, np.int32)]
-        self._starts = [-1]
+        self._path_starts = [-1]
         self._parents = [-1]
         self._branches: dict[tuple[int, int, int], int] = {}
-        self._joined: list[Ids | None] = [None]
+        self._complete_sequences: list[Ids | None] = [None]
         """Path -> the sequence of the path from the root on, if the sequence was inserted in one piece."""
 
     def __len__(self) -> int:
@@ -111,7 +115,7 @@ class PrefixTree:
 
     def at(self, spot: Spot, stop: int) -> Spot:
         """Return the place of the first `stop` tokens of the sequence that ends at `spot`."""
-        path, starts = spot.path, self._starts
+        path, starts = spot.path, self._path_starts
         while stop <= starts[path]:
             path = self._parents[path]
         return Spot(path, stop)
@@ -130,7 +134,7 @@ class PrefixTree:
         while rest.size:
             first = rest.item(0)
             if path:
-                run, offset = self._ids[path], stop - self._starts[path]
+                run, offset = self._ids[path], stop - self._path_starts[path]
                 if offset < run.size and run.item(offset) == first:
                     same = _count_common(run, offset, rest)
                     stop += same
@@ -143,9 +147,9 @@ class PrefixTree:
             if following is None:
                 following = self._branches[branch] = len(self._ids)
                 self._ids.append(rest)
-                self._starts.append(stop)
+                self._path_starts.append(stop)
                 self._parents.append(path)
-                self._joined.append(joined)
+                self._complete_sequences.append(joined)
                 return Spot(following, stop + rest.size)
             path = following
         return Spot(path, stop)
@@ -153,11 +157,11 @@ class PrefixTree:
     def ids(self, spot: Spot, start: int = 0) -> Ids:
         """Return the token ids from position `start` to `spot`: a view if they are in one array, else a copy."""
         path, stop = spot
-        if (joined := self._joined[path]) is not None:
+        if (joined := self._complete_sequences[path]) is not None:
             return joined[start:stop]
         parts: list[Ids] = []
         while path > 0 and stop > start:
-            first = self._starts[path]
+            first = self._path_starts[path]
             parts.append(self._ids[path][max(start - first, 0) : stop - first])
             path, stop = self._parents[path], first
         if len(parts) == 1:
@@ -169,7 +173,7 @@ class PrefixTree:
 
         (-1, -1) for the root.
         """
-        return self._parents[path], self._starts[path]
+        return self._parents[path], self._path_starts[path]
 
 
 def _count_common(run: Ids, offset: int, rest: Ids) -> int:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 class RawPrompts:
     """The raw prompts of one session's calls. One thread at a time uses it."""
 
-    _ends: dict[tuple[int, bytes], dict[str, int]] = field(default_factory=dict)
+    _latest_call_of_text: dict[tuple[int, bytes], dict[str, int]] = field(default_factory=dict)
     """(length, digest) of a call's prompt and reply -> agent -> the agent's latest call with this text."""
-    _prompts: dict[tuple[int, bytes], int] = field(default_factory=dict)
+    _first_call_of_prompt: dict[tuple[int, bytes], int] = field(default_factory=dict)
     """(length, digest) of a prompt -> the first call with this prompt."""
-    _lengths: list[int] = field(default_factory=list)
+    _text_lengths: list[int] = field(default_factory=list)
     """The lengths of all stored texts, ascending, without duplicates."""
 
     def match(self, agent: str, prompt: str) -> tuple[int | None, int | None]:
@@ -30,16 +30,16 @@ class RawPrompts:
         calls_by_agent: dict[str, int] | None = None
         begun: int | None = None
         running, hashed = hashlib.blake2b(digest_size=16), 0
-        for length in self._lengths[: bisect_right(self._lengths, len(prompt))]:
+        for length in self._text_lengths[: bisect_right(self._text_lengths, len(prompt))]:
             running.update(prompt[hashed:length].encode("utf-8", "surrogatepass"))
             hashed = length
-            calls_by_agent = self._ends.get((length, running.digest()), calls_by_agent)
-            begun = self._prompts.get((length, running.digest()), begun)
+            calls_by_agent = self._latest_call_of_text.get((length, running.digest()), calls_by_agent)
+            begun = self._first_call_of_prompt.get((length, running.digest()), begun)
         return None if calls_by_agent is None else calls_by_agent.get(agent, max(calls_by_agent.values())), begun
 
     def add_request(self, index: int, prompt: str) -> None:
         """Add the prompt of call `index`."""
-        self._prompts.setdefault(self._add_length(prompt), index)
+        self._first_call_of_prompt.setdefault(self._add_length(prompt), index)
 
     def add_reply(self, index: int, agent: str, text: str) -> None:
         """Add the reply of call `index`.
@@ -47,13 +47,13 @@ class RawPrompts:
         Args:
             text: The prompt followed by the reply.
         """
-        by_agent = self._ends.setdefault(self._add_length(text), {})
+        by_agent = self._latest_call_of_text.setdefault(self._add_length(text), {})
         by_agent[agent] = index
 
     def _add_length(self, text: str) -> tuple[int, bytes]:
         """Return the length and digest of a text, and compare later prompts at this length."""
         running = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
-        index = bisect_right(self._lengths, len(text))
-        if not index or self._lengths[index - 1] != len(text):
-            insort(self._lengths, len(text))
+        index = bisect_right(self._text_lengths, len(text))
+        if not index or self._text_lengths[index - 1] != len(text):
+            insort(self._text_lengths, len(text))
         return len(text), running.digest()

@@ -152,8 +152,12 @@ class _Digests:
         before: dict[int, Spot | None],
         heir: dict[int, int],
     ) -> None:
-        self._calls, self._tree, self._spots, self._before, self._heir = calls, tree, spots, before, heir
-        self._chain: dict[int, bytes] = {}
+        self._calls = calls
+        self._tree = tree
+        self._spots = spots
+        self._parent_of = before
+        self._heir_of = heir
+        self._digest_of_call: dict[int, bytes] = {}
 
     def digest_call(self, index: int) -> bytes:
         """Return a digest of a call's agent, target, tools, versions, reply tokens and log-probabilities.
@@ -169,18 +173,18 @@ class _Digests:
     def digest_chain(self, index: int) -> bytes:
         """Return a digest of a call, its tokens behind the continued call, and all calls that continue it."""
         chain = [index]
-        while chain[-1] not in self._chain and chain[-1] in self._heir:
-            chain.append(self._heir[chain[-1]])
+        while chain[-1] not in self._digest_of_call and chain[-1] in self._heir_of:
+            chain.append(self._heir_of[chain[-1]])
         rest = b""
         for member in reversed(chain):
-            if member not in self._chain:
-                earlier = self._before[member]
+            if member not in self._digest_of_call:
+                earlier = self._parent_of[member]
                 ids = self._tree.ids(self._spots[member], 0 if earlier is None else earlier.stop)
                 hashed = hashlib.blake2b(self.digest_call(member), digest_size=16)
                 hashed.update(ids.data)
                 hashed.update(rest)
-                self._chain[member] = hashed.digest()
-            rest = self._chain[member]
+                self._digest_of_call[member] = hashed.digest()
+            rest = self._digest_of_call[member]
         return rest
 
 

@@ -41,21 +41,21 @@ class Adapters(Sequence[Adapter]):
     """The LoRA adapters of a model, in order."""
 
     def __init__(self, adapters: Sequence[Adapter]) -> None:
-        self._all = tuple(adapters)
+        self._adapters = tuple(adapters)
 
     def __getitem__(self, at: Any) -> Any:
-        return self._all[at]
+        return self._adapters[at]
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._adapters)
 
     def __iter__(self) -> Iterator[Adapter]:
-        return iter(self._all)
+        return iter(self._adapters)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the adapters, in order."""
-        return tuple(each.name for each in self._all)
+        return tuple(adapter.name for adapter in self._adapters)
 
     def find_adapter(self, agent: str, target: str) -> str | None:
         """Return the name of the adapter that an agent uses, or None for the model without adapters.
@@ -64,9 +64,9 @@ class Adapters(Sequence[Adapter]):
             agent: name of the agent.
             target: the agent's target tag.
         """
-        for each in self._all:
-            if any(fnmatchcase(target, pattern) or fnmatchcase(agent, pattern) for pattern in each.agents):
-                return each.name
+        for adapter in self._adapters:
+            if any(fnmatchcase(target, pattern) or fnmatchcase(agent, pattern) for pattern in adapter.agents):
+                return adapter.name
         return None
 
     @classmethod
@@ -105,7 +105,7 @@ class Adapters(Sequence[Adapter]):
 
     def write(self, folder: Path) -> None:
         """Write the table of adapters and agents into a model folder."""
-        table = {"format": FORMAT, "adapters": [asdict(each) for each in self._all]}
+        table = {"format": FORMAT, "adapters": [asdict(adapter) for adapter in self._adapters]}
         (folder / FOLDER / TABLE).write_text(json.dumps(table, indent=1))
 
 
@@ -183,9 +183,9 @@ def load_adapter_weights(model: Any, folder: Path, name: str) -> None:
         raise _build_adapter_error(adapter, ValueError(f"the file's lora alpha is {was}, and this run's is {now}"))
 
 
-def _build_adapter_error(place: Path, error: Exception) -> UserError:
+def _build_adapter_error(path: Path, error: Exception) -> UserError:
     return UserError(
-        f"The adapters in {place} cannot be loaded: {str(error)[:400]}",
-        where=str(place),
+        f"The adapters in {path} cannot be loaded: {str(error)[:400]}",
+        where=str(path),
         expected="adapters of this model, with the rank, alpha and modules that they were trained with",
     )

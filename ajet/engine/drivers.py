@@ -96,7 +96,7 @@ class LocalFollower(EngineFollower, ABC):
         is_leader: bool = True,
     ) -> bool:
         """Load the weights of `folder`. An engine that began with the weights of model.path always has a folder."""
-        assert folder is not None, "the engine began with the weights of model.path"
+        assert folder is not None, "every version of an engine that started from model.path has a folder"
         if version < self.version:
             raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
         self.replace_weights(folder, version)

@@ -85,11 +85,11 @@ class EndpointEngine:
         try:
             response = await self._open_client().post("/chat/completions", json=body)
         except httpx.HTTPError as problem:
-            raise self._server.unreachable(problem) from problem
+            raise self._server.make_connection_error(problem) from problem
         if response.status_code >= 400:
             raise self._build_refusal(response)
         try:
-            reply = load_json(response.content, most=MOST_VALUES)
+            reply = load_json(response.content, limit=MOST_VALUES)
         except ValueError as problem:
             reply_text = (
                 f"invalid JSON: {self._server.clean(response.text)[:200]!r}" if response.text else "an empty reply"
@@ -120,20 +120,20 @@ class EndpointEngine:
                     if not line.startswith("data:"):  # keep-alive lines do not count as progress of the model
                         other = other or ("" if line.startswith(_EVENT_PREFIXES) else line)
                         if time.monotonic() - last_chunk_at > self._server.silence:
-                            raise self._server.hangs(begun=begun)
+                            raise self._server.make_hang_error(begun=begun)
                         continue
                     data = line[5:].strip()
                     if data == "[DONE]":
                         is_finished = True
                         break
-                    chunk = self._server.parsed(data)
+                    chunk = self._server.parse_event(data)
                     last_chunk_at, begun = time.monotonic(), True
                     is_finished = is_finished or any(
                         choice.get("finish_reason") for choice in chunk.get("choices") or ()
                     )
                     yield chunk
         except httpx.HTTPError as problem:
-            raise self._server.unreachable(problem, begun=begun) from problem
+            raise self._server.make_connection_error(problem, begun=begun) from problem
         if not begun:
             problem_text = (
                 f"a reply that is not an event stream: {self._server.clean(other)[:200]!r}"
@@ -162,7 +162,7 @@ class EndpointEngine:
             message = load_json(response.content)["error"]["message"]
         except (ValueError, KeyError, TypeError):
             message = response.text
-        return self._server.refused(response.status_code, str(message))
+        return self._server.make_refusal_error(response.status_code, str(message))
 
 
 @cache

@@ -76,7 +76,7 @@ class ProgressLines:
 
     def __init__(self) -> None:
         self._stream = sys.stderr
-        self._what, self._last = "", 0.0
+        self._title, self._printed_at = "", 0.0
         self._bar: ProgressBar | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
@@ -87,16 +87,16 @@ class ProgressLines:
             self._bar.progress.close()
             self._bar = None
         now = time.monotonic()
-        if what == self._what and now - self._last < EVERY_S:
+        if what == self._title and now - self._printed_at < EVERY_S:
             return
-        self._what, self._last = what, now
+        self._title, self._printed_at = what, now
         share = f" {done / total:.0%}" if total and done else ""
         print(f"{what}{share}", file=self._stream, flush=True)
 
     def _draw_bar(self, what: str, done: int, total: int) -> None:
         """Draw the bar in megabytes, and remove it when the work is done."""
-        if self._bar is None or what != self._what:
-            self._what = what
+        if self._bar is None or what != self._title:
+            self._title = what
             bars = ShownProgress()
             bars.__enter__()
             self._bar = bars.bar(what, total >> 20, "MB")

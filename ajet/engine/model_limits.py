@@ -107,6 +107,7 @@ def _count_cached_numbers(config: dict[str, Any]) -> int | None:
 
 
 def _find_rotary_border(config: dict[str, Any]) -> int | None:
+    """Return the length at which a model's rotary embedding changes its frequencies, or None for fixed frequencies."""
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, dict):
         return None

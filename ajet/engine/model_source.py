@@ -131,6 +131,7 @@ def _find_path(path: str, base: Path | None) -> Path | None:
 
 
 def _find_model(path: str, base: Path | None, weights: bool) -> ModelSource:
+    """Return the source of a model: an embedded model, a local folder or file, or a download from the hub."""
     if path.startswith("embedded:"):
         from ajet.engine.embedded import embedded_folder
 
@@ -223,7 +224,7 @@ def _open_local(path: str, place: Path) -> ModelSource:
 def _suggest_model_below(folder: Path) -> str:
     """Suggest a model below a folder, preferring a run's newest checkpoint; "" for none."""
     for pattern in ("checkpoints/step-*", "step-*", "exports/step-*", "snapshots/*", "*"):
-        models = [each for each in folder.glob(pattern) if (each / "config.json").is_file()]
+        models = [path for path in folder.glob(pattern) if (path / "config.json").is_file()]
         if models:
             return f"did you mean the model in {max(models, key=_step_and_time)}?"
     if (folder / "run.json").is_file() and any(folder.glob("checkpoints/step-*")):

@@ -238,7 +238,7 @@ def freeze_rope(model: Any, max_model_len: int) -> None:
             }
 
 
-def _freeze_module(module: Any, kind: str, layer: str | None, longest: int) -> str:
+def _freeze_module(module: Any, kind: str, layer: str | None, limit: int) -> str:
     """Freeze the frequencies of one kind of layer and return the module's new rope type."""
     if kind != "longrope" and "dynamic" not in kind:
         return kind
@@ -247,13 +247,11 @@ def _freeze_module(module: Any, kind: str, layer: str | None, longest: int) -> s
     parameters = module.config.rope_parameters
     parameters = parameters if layer is None else parameters[layer]
     border = parameters["original_max_position_embeddings"] if kind == "longrope" else module.original_max_seq_len
-    if longest > border:
+    if limit > border:
         prefix = "" if layer is None else f"{layer}_"
         current = getattr(module, f"{prefix}inv_freq")
         layer_argument = {} if layer is None else {"layer_type": layer}
-        frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](
-            module.config, current.device, seq_len=longest, **layer_argument
-        )
+        frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](module.config, current.device, seq_len=limit, **layer_argument)
         module.register_buffer(f"{prefix}inv_freq", frequencies.to(current.dtype), persistent=False)
         setattr(module, f"{prefix}attention_scaling", scaling)
     return FROZEN

@@ -108,7 +108,7 @@ class RemoteServer:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_close_soon, client)
 
-    def parsed(self, data: str) -> dict[str, Any]:
+    def parse_event(self, data: str) -> dict[str, Any]:
         """Parse a JSON object sent by the server.
 
         SGLang starts the stream before checking the request, so a refusal may arrive within the stream.
@@ -117,7 +117,7 @@ class RemoteServer:
             EngineFailure: the data is not a JSON object, or reports an error.
         """
         try:
-            event = load_json(data, most=MOST_VALUES)
+            event = load_json(data, limit=MOST_VALUES)
         except ValueError as problem:
             raise EngineFailure(f"{self.base_url} sent invalid JSON: {self.clean(data)[:200]!r}") from problem
         if not isinstance(event, dict) or "error" in event:
@@ -129,21 +129,21 @@ class RemoteServer:
             )
         return event
 
-    def refused(self, status: int, text: str) -> EngineFailure:
+    def make_refusal_error(self, status: int, text: str) -> EngineFailure:
         """Return the failure for an HTTP error status."""
         message = f"{self.base_url} refused the request with status {status}: {self.clean(text)}"
         return EngineFailure(message, retryable=_is_retryable(status))
 
-    def unreachable(self, problem: httpx.HTTPError, *, begun: bool = False) -> EngineFailure:
+    def make_connection_error(self, problem: httpx.HTTPError, *, begun: bool = False) -> EngineFailure:
         """Return the failure for a missing or incomplete response. `begun`: part of the reply arrived."""
         if isinstance(problem, (httpx.ReadTimeout, httpx.WriteTimeout)):
-            return self.hangs(begun=begun)
+            return self.make_hang_error(begun=begun)
         if begun:
             reason = f"{type(problem).__name__}: {self.clean(str(problem))}"
             return EngineFailure(f"{self.base_url} closed the connection before the reply was complete: {reason}")
         return EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {self.clean(str(problem))}")
 
-    def hangs(self, *, begun: bool = False) -> EngineHangs:
+    def make_hang_error(self, *, begun: bool = False) -> EngineHangs:
         """Return the failure for a server that sends no data, and log a rate-limited warning.
 
         Args:

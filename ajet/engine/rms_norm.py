@@ -70,18 +70,18 @@ def _forward_in_pieces(module: Any, hidden_states: Tensor) -> Tensor:
     return result
 
 
-def _is_as_probed(given: Tensor, weight: Tensor) -> bool:
-    return given.dtype == weight.dtype and given.device.type == weight.device.type == "cpu" and given.is_contiguous()
+def _is_as_probed(inputs: Tensor, weight: Tensor) -> bool:
+    return inputs.dtype == weight.dtype and inputs.device.type == weight.device.type == "cpu" and inputs.is_contiguous()
 
 
 def _compute_norm(
-    given: Tensor, weight: Tensor, epsilon: float, piece: int, *, keep: bool
+    inputs: Tensor, weight: Tensor, epsilon: float, piece: int, *, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the norm, the factor of each row [N, 1], and with `keep` the rows [N, W] before multiplication by
     weights."""
-    width = given.shape[-1]
-    result = torch.empty_like(given)
-    rows, out = given.view(-1, width), result.view(-1, width)
+    width = inputs.shape[-1]
+    result = torch.empty_like(inputs)
+    rows, out = inputs.view(-1, width), result.view(-1, width)
     inverse = torch.empty(rows.shape[0], 1, dtype=torch.float32)
     scaled = torch.empty_like(rows) if keep else None
     step = max(1, piece // width)
@@ -99,10 +99,10 @@ def _compute_norm(
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, given: Tensor, weight: Tensor, epsilon: float, piece: int) -> Tensor:
-        out, inverse, scaled = _compute_norm(given, weight, epsilon, piece, keep=ctx.needs_input_grad[1])
-        ctx.save_for_backward(given, weight, inverse, scaled)
-        ctx.step = max(1, piece // given.shape[-1])
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, epsilon: float, piece: int) -> Tensor:
+        out, inverse, scaled = _compute_norm(inputs, weight, epsilon, piece, keep=ctx.needs_input_grad[1])
+        ctx.save_for_backward(inputs, weight, inverse, scaled)
+        ctx.step = max(1, piece // inputs.shape[-1])
         return out  # not a view, because some models change the output in place (Mixtral's jitter)
 
     @staticmethod

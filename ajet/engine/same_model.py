@@ -27,25 +27,25 @@ The other implementations omit features missing in their kernels (soft-capped sc
 """
 
 
-def logits_match(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
+def logits_match(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     """Return True if two computations of a model's logits agree at every token, up to rounding.
 
     Args:
-        found: logits [N, V].
-        wanted: logits [N, V] of the reference computation.
+        logits: logits [N, V].
+        expected: logits [N, V] of the reference computation.
         dtype: number format of the model, which determines the tolerance.
     """
-    return measure_largest_gap(found, wanted, dtype) <= (EXACT if dtype == torch.float32 else ROUNDED)
+    return measure_largest_gap(logits, expected, dtype) <= (EXACT if dtype == torch.float32 else ROUNDED)
 
 
-def measure_largest_gap(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
+def measure_largest_gap(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
     """Return the distance of two logits at the worst token: nats in float32, else total variation.
 
     It is infinite if a value is not finite, and 0 for no tokens.
     """
     if not found.shape[0]:
         return 0.0
-    have, want = (torch.log_softmax(logits.float(), -1) for logits in (found, wanted))
+    have, want = (torch.log_softmax(logits.float(), -1) for logits in (found, expected))
     gaps = (have - want).abs().amax(-1) if dtype == torch.float32 else (have.exp() - want.exp()).abs().sum(-1) / 2
     worst = float(gaps.max())
     return worst if worst == worst else float("inf")

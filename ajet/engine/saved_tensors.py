@@ -17,12 +17,12 @@ from ajet.schema.errors import UserError
 
 @contextmanager
 def open_saved_tensors(
-    folder: Path, wanted: Mapping[str, tuple[int, ...]] | None
+    folder: Path, shapes: Mapping[str, tuple[int, ...]] | None
 ) -> Iterator[Iterator[tuple[str, Any]]]:
     """Within the block, iterate over the tensors of a model folder, even if the folder is deleted meanwhile.
 
     Args:
-        wanted: shapes of the required tensors by name; None for all tensors.
+        shapes: shapes of the required tensors by name; None for all tensors.
 
     Raises:
         FileNotFoundError: weights are missing or not complete yet.
@@ -41,14 +41,14 @@ def open_saved_tensors(
             raise UserError(f"The weights in {folder} cannot be read: {error}", where=str(folder)) from error
         _require_written(folder, files)
         file_of_tensor = {name: file for file in tensor_files for name in file.keys()}  # noqa: SIM118 - no mapping
-        for name, shape in (wanted or {}).items():
+        for name, shape in (shapes or {}).items():
             if name not in file_of_tensor or tuple(file_of_tensor[name].get_slice(name).get_shape()) != shape:
                 raise UserError(
                     f"The weights in {folder} belong to another model: {name} does not have the shape {shape} there.",
                     where=str(folder),
                     expected="a checkpoint of the model that model.path names",
                 )
-        names = file_of_tensor if wanted is None else wanted
+        names = file_of_tensor if shapes is None else shapes
         yield ((name, file_of_tensor[name].get_tensor(name)) for name in names)
 
 
@@ -63,7 +63,7 @@ def _require_written(folder: Path, files: Iterable[Path]) -> None:
     inspected = inspect_checkpoint(folder)
     if isinstance(inspected, str):
         raise FileNotFoundError(f"{folder}: {inspected}")
-    damaged = [each.name for each in files if inspected.digests.get(each.name) != digest_file(each)]
+    damaged = [file.name for file in files if inspected.digests.get(file.name) != digest_file(file)]
     if damaged:
         raise UserError(
             f"The weights that the trainer announced are damaged: {', '.join(damaged)} in {folder} differs from "

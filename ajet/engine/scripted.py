@@ -68,9 +68,11 @@ class ScriptedEngine:
         self.version, self.max_model_len = version, max_model_len
         self.script = script
         self._encode, self._end_id = encode, end_id
-        self._latency, self.chunk, self._pace = latency, chunk, pace
+        self._first_chunk_delay = latency
+        self.chunk = chunk
+        self._chunk_delay = pace
         self._lock = threading.Lock()
-        self._waiting: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+        self._waiting_futures: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
         self._closed = False
         self._used = 0
         self.running = 0
@@ -85,7 +87,7 @@ class ScriptedEngine:
             self.running += 1
         done = False
         try:
-            latency = self._latency if reply.latency is None else reply.latency
+            latency = self._first_chunk_delay if reply.latency is None else reply.latency
             if latency > 0:
                 await self._wait_seconds(latency)
             step = reply.chunk or self.chunk or len(ids)
@@ -97,8 +99,8 @@ class ScriptedEngine:
             for begin in range(0, stop, max(step, 1)):
                 if self._closed:
                     raise EngineFailure("the engine is closed")
-                if self._pace > 0:
-                    await self._wait_seconds(self._pace)
+                if self._chunk_delay > 0:
+                    await self._wait_seconds(self._chunk_delay)
                 upto = min(begin + step, stop)
                 last = upto == len(ids) and reply.fail_after is None
                 part = slice(begin, upto)
@@ -128,7 +130,7 @@ class ScriptedEngine:
         """Fail all waiting calls and refuse new ones."""
         self._closed = True
         with self._lock:
-            waiting = list(self._waiting.items())
+            waiting = list(self._waiting_futures.items())
         for future, loop in waiting:
             loop.call_soon_threadsafe(_fail_future, future)
 
@@ -149,6 +151,7 @@ class ScriptedEngine:
         return ScriptedReply(text=entry) if isinstance(entry, str) else ScriptedReply(ids=entry, ended=False)
 
     def _encode_reply(self, reply: ScriptedReply, request: TokenRequest) -> tuple[list[int], Literal["stop", "length"]]:
+        """Return the token ids of the scripted reply to a prompt."""
         if reply.ids is not None:
             ids = [int(token) for token in reply.ids]
         elif self._encode is None:
@@ -170,13 +173,13 @@ class ScriptedEngine:
         future: asyncio.Future[None] = loop.create_future()
         timer = loop.call_later(seconds, _wake_future, future)
         with self._lock:
-            self._waiting[future] = loop
+            self._waiting_futures[future] = loop
         try:
             await future
         finally:
             timer.cancel()
             with self._lock:
-                del self._waiting[future]
+                del self._waiting_futures[future]
 
 
 def _make_alternatives(ids: Sequence[int], count: int) -> list[list[tuple[int, float]]]:

@@ -19,7 +19,7 @@ class TokenStream:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._chunks: deque[TokenChunk | EngineFailure] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._reader_future: asyncio.Future[None] | None = None
 
     async def next(self) -> TokenChunk:
         """Wait for the next chunk.
@@ -28,8 +28,8 @@ class TokenStream:
             EngineFailure: the call failed.
         """
         while not self._chunks:
-            self._waiter = self.loop.create_future()
-            await self._waiter
+            self._reader_future = self.loop.create_future()
+            await self._reader_future
         item = self._chunks.popleft()
         if isinstance(item, EngineFailure):
             raise item
@@ -38,9 +38,9 @@ class TokenStream:
     def put(self, item: TokenChunk | EngineFailure) -> None:
         """Add a chunk; only on the stream's loop."""
         self._chunks.append(item)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-            self._waiter = None
+        if self._reader_future is not None and not self._reader_future.done():
+            self._reader_future.set_result(None)
+            self._reader_future = None
 
 
 class Outbox:

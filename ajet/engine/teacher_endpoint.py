@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 KEY = "ajet.trainer_common.algorithm.teacher"
 PROBED = 512
-"""Approximate number of ids spelled by the server before a run."""
+"""About this many token ids are decoded by the server before a run, to compare tokenizers."""
 PAUSE = 0.5
 """Seconds before the second request; doubled before each further one."""
 UNKNOWN = "�"
@@ -47,9 +47,9 @@ class TeacherEndpoint:
     def __init__(self, settings: TeacherConfig) -> None:
         assert settings.base_url is not None and settings.model is not None
         self._url, self._model = settings.base_url.rstrip("/"), settings.model
-        self._retries, self._timeout = settings.max_retries, settings.timeout
+        self._max_retries, self._timeout = settings.max_retries, settings.timeout
         self._key = read_api_key(settings.api_key_env) or None
-        self._places = asyncio.Semaphore(settings.max_parallel)
+        self._request_slots = asyncio.Semaphore(settings.max_parallel)
         self.client: httpx.AsyncClient | None = None
 
     def require_same_tokenizer(self, tokenizer: Any) -> None:
@@ -108,7 +108,7 @@ class TeacherEndpoint:
 
     async def _score_timeline(self, line: Timeline) -> Floats:
         ids = line.ids.tolist()
-        async with self._places:
+        async with self._request_slots:
             rows = await self.request_rows(ids)
         logprobs = np.zeros(len(ids), np.float32)
         for position in np.flatnonzero(line.mask).tolist():
@@ -116,11 +116,11 @@ class TeacherEndpoint:
         return logprobs
 
     async def request_rows(self, ids: list[int]) -> list[dict[str, Any]]:
-        for number in range(self._retries + 1):
+        for number in range(self._max_retries + 1):
             try:
                 return self._parse_rows(await self._post_ids(ids), ids)
             except TeacherFailure as problem:
-                if not problem.retryable or number == self._retries:
+                if not problem.retryable or number == self._max_retries:
                     raise
             await asyncio.sleep(PAUSE * 2**number)
         raise AssertionError("unreachable")
@@ -144,10 +144,10 @@ class TeacherEndpoint:
     def _build_headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
-    def _excerpt_response(self, response: httpx.Response, most: int) -> str:
+    def _excerpt_response(self, response: httpx.Response, limit: int) -> str:
         """Return the beginning of the response without the key."""
         text = response.text.replace(self._key, "[redacted]") if self._key else response.text
-        return text[:most] or "nothing"
+        return text[:limit] or "nothing"
 
     def _parse_rows(self, response: httpx.Response, ids: list[int]) -> list[dict[str, Any]]:
         """Return the server's entry for each id but the first.
@@ -165,7 +165,7 @@ class TeacherEndpoint:
                 own=True,
             )
         try:
-            logprobs = load_json(response.content, most=MOST_VALUES)["choices"][0]["prompt_logprobs"]
+            logprobs = load_json(response.content, limit=MOST_VALUES)["choices"][0]["prompt_logprobs"]
             rows = [row[str(token)] for token, row in zip(ids[1:], logprobs[1:], strict=True)]
             if len(logprobs) == len(ids) and all(
                 math.isfinite(row["logprob"]) and row["logprob"] <= 1e-3 for row in rows

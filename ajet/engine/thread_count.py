@@ -25,11 +25,11 @@ from ajet.record.processors import count_allowed_cores, count_cores
 from ajet.record.rate_limiter import RateLimiter
 
 LOOK_SECONDS = 0.3
-"""Seconds of measuring the load before the first count is chosen."""
+"""Seconds of load measurement before the first thread count is chosen."""
 MEASURE_SECONDS = 0.5
 """Shortest time between two measurements of a run; the kernel counts in hundredths of a second."""
 LOG_SECONDS = 30.0
-"""Shortest time between two lines about a changed count."""
+"""Minimum seconds between two log lines about a changed thread count."""
 NOISE, TAKEN = 0.25, 0.4
 """Shares of a core used by other processes: up to NOISE the core gets a thread, above TAKEN it loses its thread."""
 TRIAL_SECONDS = 30.0
@@ -69,23 +69,25 @@ class ThreadCount:
         self.value = limit
         self.busy = 0.0
         """Cores kept busy by other processes at the last measurement."""
-        self._cores, self._limit = cores, limit
+        self._core_count, self._limit = cores, limit
         self._measured_at, self._busy_seconds = time.monotonic(), read_busy_seconds()
         self._lock, self._lines = threading.Lock(), RateLimiter(LOG_SECONDS)
-        self._logged: int | None = None
+        self._logged_count: int | None = None
         self._is_trial, self._next_trial = False, 0.0
 
     def measure(self) -> None:
-        """Choose the count by the load since the last measurement."""
+        """Choose the number of threads from the machine's load since the last measurement."""
         now, seconds = time.monotonic(), read_busy_seconds()
         elapsed = now - self._measured_at
         same, lower = (max(0.0, b - a) / elapsed for a, b in zip(self._busy_seconds, seconds, strict=True))
-        self.busy, self._measured_at, self._busy_seconds = same + lower, now, seconds
+        self.busy = same + lower
+        self._measured_at = now
+        self._busy_seconds = seconds
         before, self.value = self.value, self._count_for_load(same, lower, now)
-        if self._logged is None:
-            self._logged = self.value
-        elif self.value == before != self._logged and self._lines.is_due():  # two measurements agree
-            self._logged = self.value
+        if self._logged_count is None:
+            self._logged_count = self.value
+        elif self.value == before != self._logged_count and self._lines.is_due():  # two measurements agree
+            self._logged_count = self.value
             logger.info("now {}", self.describe())
 
     def _count_for_load(self, same: float, lower: float, now: float) -> int:
@@ -99,8 +101,8 @@ class ThreadCount:
             lower: CPU seconds used by processes of lower priority.
             now: time of the measurement.
         """
-        count = choose_count(self._cores, same + lower, self._limit, self.value)
-        without = choose_count(self._cores, same, self._limit, self.value)
+        count = choose_count(self._core_count, same + lower, self._limit, self.value)
+        without = choose_count(self._core_count, same, self._limit, self.value)
         was_trial, self._is_trial = self._is_trial, False
         if without > count:
             if was_trial:
@@ -124,7 +126,7 @@ class ThreadCount:
 
     def describe(self) -> str:
         """Return the count and its reason for a log line."""
-        load = f"{counted(self._cores, 'core')}, {self.busy:.1f} of them busy with other processes"
+        load = f"{counted(self._core_count, 'core')}, {self.busy:.1f} of them busy with other processes"
         return f"{counted(self.value, 'thread')} on cpu ({load})"
 
 

@@ -106,7 +106,9 @@ class NoAnswerError(AjetError):
     def __init__(self, message: str, *, is_retryable: bool, status: int = 0, after: float = 0.0) -> None:
         """`is_retryable`: a retry after `after` seconds may succeed. `status`: HTTP status of a refusal."""
         super().__init__(message)
-        self.is_retryable, self.status, self.after = is_retryable, status, after
+        self.is_retryable = is_retryable
+        self.status = status
+        self.after = after
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ async def request_embeddings(model: ChatModel, texts: Sequence[str], seconds: fl
     """Return a vector for each text, all of equal length. Raises NoAnswerError."""
     body = await _post_request(model, "embeddings", {"input": list(texts)}, seconds, VECTOR_BYTES * (len(texts) + 1))
     try:
-        rows = sorted(load_json(body, most=VECTOR_VALUES * (len(texts) + 1))["data"], key=lambda row: row["index"])
+        rows = sorted(load_json(body, limit=VECTOR_VALUES * (len(texts) + 1))["data"], key=lambda row: row["index"])
         vectors = [[float(number) for number in row["embedding"]] for row in rows]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise NoAnswerError(
@@ -163,8 +165,8 @@ async def request_embeddings(model: ChatModel, texts: Sequence[str], seconds: fl
     return vectors
 
 
-async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], seconds: float, most: int) -> bytes:
-    """The body of the server's answer, of `most` bytes at most. Raises NoAnswerError."""
+async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], seconds: float, limit: int) -> bytes:
+    """The body of the server's answer, of `limit` bytes at most. Raises NoAnswerError."""
     import aiohttp
 
     key = model.api_key.get_secret_value()
@@ -177,7 +179,7 @@ async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], se
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=seconds),
         ) as reply:
-            content = await _read_bounded(reply, most)
+            content = await _read_bounded(reply, limit)
             if reply.status >= 400:
                 raise NoAnswerError(
                     f"it refused the request with status {reply.status}: {_shorten_body(model, content, 300)}",
@@ -196,11 +198,11 @@ async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], se
     return content
 
 
-def _shorten_body(model: ChatModel, body: bytes, most: int = 120) -> str:
+def _shorten_body(model: ChatModel, body: bytes, limit: int = 120) -> str:
     """Return the beginning of a response without the key."""
     key, text = model.api_key.get_secret_value(), body.decode("utf-8", "replace")
     line = " ".join((text.replace(key, "[redacted]") if key else text).split())
-    return (line if len(line) <= most else f"{line[:most]}…") or "nothing"
+    return (line if len(line) <= limit else f"{line[:limit]}…") or "nothing"
 
 
 def explain_no_model(models: Sequence[ChatModel], seconds: float, *, named: str) -> str:
@@ -220,8 +222,8 @@ def explain_no_model(models: Sequence[ChatModel], seconds: float, *, named: str)
 async def close_all() -> None:
     sessions = list(_sessions.values())
     _sessions.clear()
-    for each in sessions:
-        await each.close()
+    for session in sessions:
+        await session.close()
 
 
 def _get_session(proxied: bool) -> aiohttp.ClientSession:
@@ -237,13 +239,13 @@ def _get_session(proxied: bool) -> aiohttp.ClientSession:
     return _sessions[proxied]
 
 
-async def _read_bounded(reply: aiohttp.ClientResponse, most: int) -> bytes:
+async def _read_bounded(reply: aiohttp.ClientResponse, limit: int) -> bytes:
     body = bytearray()
     while chunk := await reply.content.readany():
         body += chunk
-        if len(body) > most:
+        if len(body) > limit:
             reply.close()
-            raise NoAnswerError(f"its answer is longer than {most} bytes", is_retryable=True)
+            raise NoAnswerError(f"its answer is longer than {limit} bytes", is_retryable=True)
     return bytes(body)
 
 

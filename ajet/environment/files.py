@@ -82,8 +82,8 @@ def find_variables(value: Any) -> dict[str, bool]:
         value = list(value.values())
     if isinstance(value, list):
         needed_by_name: dict[str, bool] = {}
-        for each in value:
-            for name, needed in find_variables(each).items():
+        for item in value:
+            for name, needed in find_variables(item).items():
                 needed_by_name[name] = needed_by_name.get(name, False) or needed
         return needed_by_name
     matches = _VARIABLE.finditer(value) if isinstance(value, str) else ()
@@ -102,7 +102,7 @@ def expand_variables(value: Any, where: str, variables: Mapping[str, str] | None
     if isinstance(value, dict):
         return {name: expand_variables(each, where, environment) for name, each in value.items()}
     if isinstance(value, list):
-        return [expand_variables(each, where, environment) for each in value]
+        return [expand_variables(item, where, environment) for item in value]
     if not isinstance(value, str):
         return value
 

@@ -67,11 +67,16 @@ class CallFailedError(EnvironmentFailure):
 
     def __init__(self, message: str, kind: ToolError, *, delivered: bool = True, lost: bool = False) -> None:
         super().__init__(message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} […]")
-        self.kind, self.delivered, self.lost = kind, delivered, lost
+        self.kind = kind
+        self.delivered = delivered
+        self.lost = lost
 
 
 def process_local(table: Table) -> Table:
-    """Return a table for objects living on the loop, empty in a fork."""
+    """Return `table`, registered to be emptied in a forked child.
+
+    Its objects belong to the parent's event loop, so the child must not use them.
+    """
 
     def begin_anew() -> None:
         _of_parents.append(table.copy())

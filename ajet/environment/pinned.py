@@ -46,23 +46,28 @@ class PinnedTools:
     @classmethod
     def of(cls, tools: ToolList) -> PinnedTools:
         """Build from a request's `tools`. Raises ValueError, KeyError or TypeError for invalid entries."""
-        functions = [each["function"] for each in tools]
-        return cls({each["name"]: json.dumps(each, sort_keys=True, indent=1, ensure_ascii=False) for each in functions})
+        functions = [tool["function"] for tool in tools]
+        return cls(
+            {
+                function["name"]: json.dumps(function, sort_keys=True, indent=1, ensure_ascii=False)
+                for function in functions
+            }
+        )
 
     @property
     def digest(self) -> str:
         """SHA-256 of all tools, in hexadecimal."""
         return hashlib.sha256(json.dumps(dict(self.tools), sort_keys=True).encode()).hexdigest()
 
-    def require(self, found: PinnedTools) -> None:
+    def require(self, tools: PinnedTools) -> None:
         """Raises ToolsChangedError, with a diff."""
-        if found.tools == self.tools:
+        if tools.tools == self.tools:
             return
         lines = [
             line
-            for name in sorted({*self.tools, *found.tools})
+            for name in sorted({*self.tools, *tools.tools})
             for line in difflib.unified_diff(
-                self.tools.get(name, "").splitlines(), found.tools.get(name, "").splitlines(),
+                self.tools.get(name, "").splitlines(), tools.tools.get(name, "").splitlines(),
                 f"{name} at the start of the run", f"{name}, now", n=1, lineterm="",
             )
         ]  # fmt: skip
@@ -89,17 +94,21 @@ class ToolPins:
                 compares within the process only.
             redact: removes secrets before storing and comparing.
         """
-        self._first, self._redact, self._lock = first, redact, threading.Lock()
-        self._pinned: PinnedTools | None = None
+        self._load_first_tools = first
+        self._redact = redact
+        self._lock = threading.Lock()
+        self._pinned_tools: PinnedTools | None = None
 
-    def __call__(self, found: ToolList) -> list[dict[str, Any]]:
-        by_name = {each["function"]["name"]: dict(each) for each in found}
-        plain = self._redact([*found]) if self._redact is not None else [*found]
+    def __call__(self, tools: ToolList) -> list[dict[str, Any]]:
+        by_name = {tool["function"]["name"]: dict(tool) for tool in tools}
+        plain = self._redact([*tools]) if self._redact is not None else [*tools]
         with self._lock:
-            if self._pinned is None:
-                self._pinned = PinnedTools.of(self._first(plain) if self._first is not None else plain)
-        self._pinned.require(PinnedTools.of(plain))
-        return [by_name[name] for name in self._pinned.tools]
+            if self._pinned_tools is None:
+                self._pinned_tools = PinnedTools.of(
+                    self._load_first_tools(plain) if self._load_first_tools is not None else plain
+                )
+        self._pinned_tools.require(PinnedTools.of(plain))
+        return [by_name[name] for name in self._pinned_tools.tools]
 
 
 class PinnedFile:

@@ -36,7 +36,7 @@ class ReplayMissError(EnvironmentFailure):
 
 
 class RunReplay:
-    """The tool uses of a run. Thread-safe once made."""
+    """The recorded tool uses of a run, to be replayed. Immutable, so threads may share it."""
 
     def __init__(self, folder: Path, on_miss: Miss) -> None:
         """Reads all its episodes. Raises UserError for damage and ConfigError for a run without tool uses."""
@@ -96,9 +96,11 @@ class ReplayWalk:
     """Progress of an attempt along recorded attempts. Thread-safe."""
 
     def __init__(self, followed: list[_FollowedAttempt], replay: RunReplay, task: str) -> None:
-        self._followed, self._replay, self._task = followed, replay, task
+        self._matching_attempts = followed
+        self._replay = replay
+        self._task = task
         self._lock = threading.Lock()
-        self._count = 0
+        self._call_count = 0
 
     def tools(self) -> list[dict[str, Any]] | None:
         """Return the recorded tools as a request's `tools`, or None to query the servers. Raises ReplayMissError."""
@@ -114,11 +116,13 @@ class ReplayWalk:
         spelled_arguments = canonical_json(bound_arguments(arguments))
         with self._lock:
             candidates = [
-                each.uses[index].use for each in self._followed for index in each.next(name, spelled_arguments)
+                attempt.uses[index].use
+                for attempt in self._matching_attempts
+                for index in attempt.next(name, spelled_arguments)
             ]
             reason = (
-                f"{len(self._followed)} recorded attempts at this task began with the same calls"
-                if self._followed
+                f"{len(self._matching_attempts)} recorded attempts at this task began with the same calls"
+                if self._matching_attempts
                 else "no recorded attempt began like this one"
             )
         complete = next((use for use in candidates if not use.cut and not use.images), None)
@@ -129,8 +133,9 @@ class ReplayWalk:
                 else ""
             )
             raise ReplayMissError(
-                f"the replayed run has no recorded call {name}({spelled_arguments[:200]}) after {self._count} calls "
-                f"at task {self._task} ({reason}{incomplete}); to call the tool, set environment.replay_miss: live"
+                f"the replayed run has no recorded call {name}({spelled_arguments[:200]}) after "
+                f"{self._call_count} calls at task {self._task} ({reason}{incomplete}); to call the tool, "
+                "set environment.replay_miss: live"
             )
         return complete
 
@@ -140,19 +145,19 @@ class ReplayWalk:
             return
         arguments = canonical_json(use.arguments)
         with self._lock:
-            self._count += 1
+            self._call_count += 1
             still_followed = []
-            for each in self._followed:
-                recorded = ((index, each.uses[index].use) for index in each.next(use.name, arguments))
+            for attempt in self._matching_attempts:
+                recorded = ((index, attempt.uses[index].use) for index in attempt.next(use.name, arguments))
                 same = [
                     index
                     for index, recorded_use in recorded
                     if (recorded_use.digest, recorded_use.error) == (use.digest, use.error)
                 ]
                 if same:
-                    each.done.add(same[0])
-                    still_followed.append(each)
-            self._followed = still_followed
+                    attempt.done.add(same[0])
+                    still_followed.append(attempt)
+            self._matching_attempts = still_followed
 
 
 def _task_key(task: Task) -> str:

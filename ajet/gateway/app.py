@@ -71,20 +71,23 @@ class App:
             format_error: Builds the body of an error outside of any dialect.
             answer_failure: Logs an internal error of ajet and answers it with a status 500.
         """
-        self._dialects, self._others, self._keys, self._pacing = dialects, others, keys, pacing
+        self._dialects = dialects
+        self._router_app = others
+        self._keys = keys
+        self._pacing = pacing
         self._format_error, self._answer_failure = format_error, answer_failure
         self.opens_later = False
         """True if more routes will be added while the gateway serves. An unknown path then gets 503 instead of 404."""
-        self._guarded = ServerErrorMiddleware(others, handler=answer_failure)
+        self._other_app = ServerErrorMiddleware(others, handler=answer_failure)
 
     @property
     def routes(self) -> list[BaseRoute]:
         """All routes, including the routes of the dialects."""
-        return self._others.routes
+        return self._router_app.routes
 
     def add_routes(self, routes: Iterable[BaseRoute]) -> None:
         """Serve further routes. After this call an unknown path gets 404, because no routes can follow."""
-        self._others.router.routes.extend(routes)
+        self._router_app.router.routes.extend(routes)
         self.opens_later = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +106,7 @@ class App:
         dialect = self._dialects.get(path) if scope.get("method") == "POST" else None
         try:
             if dialect is None:
-                await self._guarded(scope, receive, partial(_send_with_id, send, request_id))
+                await self._other_app(scope, receive, partial(_send_with_id, send, request_id))
             else:
                 await self._serve_dialect(dialect, scope, receive, send, request_id)
         except asyncio.CancelledError:

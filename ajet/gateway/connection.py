@@ -38,19 +38,21 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     ) -> None:
         super().__init__(config=config, server_state=state, app_state={PEER: self, WATCH: self.watch}, _loop=loop)
         self.parser = PlainParser(self)
-        self.acceptor, self.shared, self.address = acceptor, acceptor.shared, address
+        self.acceptor = acceptor
+        self.shared = acceptor.shared
+        self.address = address
         self._limits = acceptor.shared.limits
-        self._known = False
-        self._leave: Leave | None = None
+        self._has_sent_key = False
+        self._on_disconnect: Leave | None = None
         self.guessed = False
         """True if the client has shown a wrong key, and no valid one."""
         self._received_at = loop.time()
         self._head_since: float | None = self._received_at
         """Loop time at which the head of the current request began; `None` while no head is expected."""
-        self._dry = 0
+        self._bytes_without_progress = 0
         """Bytes since the last byte with an effect."""
         self._too_much = False
-        self._unread, self._unread_since = 0, self._received_at
+        self._unread_bytes, self._unread_since = 0, self._received_at
         """Bytes not read by the client at the last check, and the loop time of the last change of this number."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -59,8 +61,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def welcome(self) -> None:
         """Note that the client has shown a valid key."""
-        if not self._known:
-            self._known, self.guessed = True, False
+        if not self._has_sent_key:
+            self._has_sent_key, self.guessed = True, False
             self.acceptor.forget_stranger(self)
 
     def watch(self, leave: Leave | None) -> None:
@@ -68,7 +70,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
         A connection answers one request at a time, so one function is enough.
         """
-        self._leave = leave
+        self._on_disconnect = leave
         if leave is not None and not self.transport.is_closing():
             self.flow.resume_reading()  # the end of the connection must be read, too
         elif leave is not None:
@@ -81,7 +83,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # after a reset uvicorn's timer would keep this object alive
         self.acceptor.left(self)
-        leave, self._leave = self._leave, None
+        leave, self._on_disconnect = self._on_disconnect, None
         if leave is not None:
             leave()
         if isinstance(exc, ConnectionResetError) and self.cycle is not None:
@@ -95,11 +97,15 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         cycle = self.cycle
         if self._head_since is None and (cycle is None or cycle.response_complete):
             self._head_since = self._received_at
-        self._dry += len(data)
+        self._bytes_without_progress += len(data)
         super().data_received(data)
         if self.cycle is not cycle:
             self._head_since = None
-        if self._dry > self._limits.head_bytes and hasattr(self, "parser") and not self.transport.is_closing():
+        if (
+            self._bytes_without_progress > self._limits.head_bytes
+            and hasattr(self, "parser")
+            and not self.transport.is_closing()
+        ):
             self._refuse_request(431, "The request's headers are too long.")
 
     def on_headers_complete(self) -> None:
@@ -107,12 +113,12 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if len(self.headers) > self._limits.headers or self._head_size() > self._limits.head_bytes:
             self._too_much = True
             raise ValueError("the request has too many headers")  # the parser stops and calls send_400_response
-        self._dry = 0
+        self._bytes_without_progress = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Count the bytes of the body as progress."""
-        self._dry = 0
+        self._bytes_without_progress = 0
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
@@ -129,15 +135,15 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             now: Time of the event loop.
         """
         cycle, unread = self.cycle, self.transport.get_write_buffer_size()
-        if unread != self._unread:
-            self._unread, self._unread_since = unread, now
+        if unread != self._unread_bytes:
+            self._unread_bytes, self._unread_since = unread, now
         elif unread and now - self._unread_since > self._limits.unread_seconds:
             self.transport.abort()
             return
         if self._head_since is not None:
             if now - self._head_since <= self._limits.head_seconds:
                 return
-            if cycle is None and not self._dry:  # the client never sent a request
+            if cycle is None and not self._bytes_without_progress:  # the client never sent a request
                 self.transport.abort()
             else:
                 self._refuse_request(408, "The server did not receive the complete request in time.")
@@ -162,7 +168,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return not self.guessed and cycle is not None and not cycle.response_complete and not cycle.more_body
 
     def _head_size(self) -> int:
-        if self._dry <= self._limits.head_bytes:
+        if self._bytes_without_progress <= self._limits.head_bytes:
             return 0  # the complete head came in one piece with these bytes
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
@@ -271,26 +277,26 @@ class HeldHead:
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
-        self._held = b""
+        self._buffered_head = b""
 
     def write(self, data: bytes) -> None:
         """Write data, or hold the head of a reply until the next write."""
-        if self._held:
-            buffered, self._held = self._held, b""
+        if self._buffered_head:
+            buffered, self._buffered_head = self._buffered_head, b""
             self._transport.write(buffered + data)
         elif data.startswith(_HEAD):
-            self._held = data
+            self._buffered_head = data
             self._loop.call_soon(self._flush_head)
         else:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Send a held head, then close the transport."""
+        """Send a buffered response head, then close the transport."""
         self._flush_head()
         self._transport.close()
 
     def _flush_head(self) -> None:
-        buffered, self._held = self._held, b""
+        buffered, self._buffered_head = self._buffered_head, b""
         if buffered and not self._transport.is_closing():
             self._transport.write(buffered)
 

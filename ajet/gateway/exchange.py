@@ -73,14 +73,17 @@ class RequestExchange:
         request_id: str,
     ) -> None:
         self._dialect, self._pacing = dialect, pacing
-        self._scope, self._receive, self._send, self._headers = scope, receive, send, headers
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._headers = headers
         self._request_id = request_id
         encoded_id = request_id.encode()
         self._id_headers = [
             (b"request-id", encoded_id),
             (b"x-request-id", encoded_id),
         ]  # names of Anthropic and OpenAI
-        self._waiter: asyncio.Future[None] | None = None
+        self._wake_future: asyncio.Future[None] | None = None
         self._has_news = False
         """True if an event happened since the last reset."""
         self._is_collecting = False
@@ -245,24 +248,24 @@ class RequestExchange:
             self._wake_up()
 
     def _wake_up(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._wake_future is not None and not self._wake_future.done():
+            self._wake_future.set_result(None)
 
     async def _wait_for_news(self) -> None:
         if not self._has_news:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self._wake_future = asyncio.get_running_loop().create_future()
+            await self._wake_future
 
     async def _collect_tokens(self, seconds: float) -> None:
         """Wait while tokens collect, at most for `seconds`, until a reply ends or the client leaves."""
         if self._has_left or self._has_ended:
             return
         loop = asyncio.get_running_loop()
-        self._waiter, self._is_collecting = loop.create_future(), True
+        self._wake_future, self._is_collecting = loop.create_future(), True
         due = loop.time() + seconds
         timer = loop.call_at(due, self._wake_up)
         try:
-            await self._waiter
+            await self._wake_future
         finally:
             timer.cancel()
             self._is_collecting = False
@@ -273,8 +276,8 @@ class RequestExchange:
         """Wait until all replies are complete, and send them as one JSON answer."""
         loop = asyncio.get_running_loop()
         while not self._has_left and not call.is_settled:
-            self._waiter = loop.create_future()
-            await self._waiter
+            self._wake_future = loop.create_future()
+            await self._wake_future
         if self._has_left:
             return
         answer: Mapping[str, Any] = {}

@@ -46,7 +46,7 @@ class IgnoredFieldLog:
         self._lock = threading.Lock()
 
     def log_hints(self, names: Iterable[str]) -> None:
-        """Log the fields without effect, each once."""
+        """Log each request field that has no effect here, once per field name."""
         with self._lock:
             new = sorted(set(names) - self._names)
             self._names.update(new)
@@ -86,7 +86,7 @@ class RequestFilter:
             fields: Names of fields, from gateway.leave_out_fields.
         """
         self._tools, self._fields = frozenset(tools), frozenset(fields)
-        self._logged: set[str] = set()
+        self._logged_fields: set[str] = set()
 
     def strip(self, body: dict[str, Any]) -> list[str]:
         """Remove named tools and fields from a request's body. Return their names, and log each once."""
@@ -97,8 +97,8 @@ class RequestFilter:
             stripped = [(tool, []) if not isinstance(tool, dict) else self._strip_tool(tool) for tool in tools]
             body["tools"] = [tool for tool, _ in stripped if tool]
             removed += dict.fromkeys(name for _, names in stripped for name in names)
-        for name in set(removed) - self._logged:
-            self._logged.add(name)
+        for name in set(removed) - self._logged_fields:
+            self._logged_fields.add(name)
             logger.warning(
                 "the agent's requests contain {}: ajet removes it and records this, because ajet.gateway.{} names it",
                 *(name, "leave_out_fields" if name in self._fields else "leave_out_tools"),

@@ -24,7 +24,7 @@ from ajet.schema.call import Call, FinishReason
 
 EPISODE_ENDED = "the episode ended"
 ENGINE_FAILED = "engine_failure"
-"""The code of a request whose engine failed."""
+"""Error code of a reply to the client if the engine failed."""
 _MAX_ABANDONED = 64
 """Limit on stored requests without a client, per session."""
 
@@ -32,14 +32,15 @@ _MAX_ABANDONED = 64
 class CallLimit:
     """Counts the occupied concurrency slots of one gateway, and refuses calls above the limit."""
 
-    def __init__(self, most: int) -> None:
-        self.reserved, self._most = 0, most
+    def __init__(self, limit: int) -> None:
+        self.reserved, self._max_calls = 0, limit
 
     def reserve(self, calls: int) -> None:
         """Reserve a slot for each call. Raises Refused if there are not enough."""
-        if self.reserved + calls > self._most:
+        if self.reserved + calls > self._max_calls:
             raise Refused(
-                f"{self.reserved} model calls are in flight, and this gateway's limit is {self._most}; retry later.",
+                f"{self.reserved} model calls are in flight, and this gateway's limit is {self._max_calls}; "
+                "retry later.",
                 status=429,
                 code="overloaded",
                 retry_after=1,
@@ -95,8 +96,12 @@ class InflightCall:
             digest: Equal for retries of this request.
             hint: The retry headers of the request.
         """
-        self.request, self.digest, self.hint = request, digest, hint
-        self._limit, self._make_reply, self._check_prompts = limit, make_reply, check_prompts
+        self.request = request
+        self.digest = digest
+        self.hint = hint
+        self._limit = limit
+        self._make_reply = make_reply
+        self._check_prompts = check_prompts
         self.retry_count = hint.count
         """The largest retry count among the joined requests."""
         self.clients = 0
@@ -230,8 +235,8 @@ class InflightCalls:
     def __init__(self) -> None:
         self._calls: dict[bytes, list[InflightCall]] = {}
         """Digest -> the calls of equal requests."""
-        self._abandoned: list[InflightCall] = []
-        self._lost: list[LostReply] = []
+        self._abandoned_calls: list[InflightCall] = []
+        self._lost_replies: list[LostReply] = []
 
     def find(self, digest: bytes, hint: RetryHint) -> InflightCall | None:
         """Return the running or abandoned call that a request repeats, or None for a new call.
@@ -268,21 +273,21 @@ class InflightCalls:
             if not same_request:
                 del self._calls[call.digest]
             if not call.deliveries:
-                self._lost += call.list_lost()
+                self._lost_replies += call.list_lost()
 
     def abandon(self, call: InflightCall) -> None:
         """Store a call whose client left without its replies, for a retry. Beyond the limit the oldest is removed."""
         if call not in self._calls.get(call.digest, ()):
             self.add(call)
-        self._abandoned.append(call)
-        if len(self._abandoned) > _MAX_ABANDONED:
-            oldest = self._abandoned.pop(0)
+        self._abandoned_calls.append(call)
+        if len(self._abandoned_calls) > _MAX_ABANDONED:
+            oldest = self._abandoned_calls.pop(0)
             if not oldest.clients:
                 self.remove(oldest)
 
     def list_lost(self) -> list[LostReply]:
         """Return the replies not received by any client at the end of the episode."""
         return [
-            *self._lost,
+            *self._lost_replies,
             *[lost_reply for call in self.list_open() for lost_reply in call.list_lost(has_episode_ended=True)],
         ]

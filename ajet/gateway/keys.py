@@ -53,10 +53,10 @@ class Keys(Generic[S]):
     def __init__(self) -> None:
         self.grants: dict[str, Grant[S]] = {}
         """Key -> the grant of its session, agent and target."""
-        self._dead: OrderedDict[bytes, None] = OrderedDict()
+        self._revoked_digests: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
-        self.untied = secrets.token_hex(16)
-        """The run's fallback key, put into the environment. Requests with this key are refused. See
+        self.fallback_key = secrets.token_hex(16)
+        """Key in the run's environment variables, for clients without an episode's key. It is refused; see
         `ajet.workflow.ambient`."""
         self._logged_clients: set[str] = set()
 
@@ -80,14 +80,14 @@ class Keys(Generic[S]):
         Args:
             client: The client's `user-agent`.
         """
-        if secret == self.untied:
+        if secret == self.fallback_key:
             if client not in self._logged_clients:
                 self._logged_clients.add(client)
                 logger.warning("the gateway refused a model call of {}: {}", client or "a client", UNTIED)
             return Refused(f"The gateway refused this model call: {UNTIED}", status=403, code="no_episode")
         if secret == FOREIGN_KEY:
             return Refused(f"The gateway refused this model call: {KEPT}", status=403, code="another_episode")
-        if secret and _digest_key(secret) in self._dead:
+        if secret and _digest_key(secret) in self._revoked_digests:
             return build_ended_error()
         return Refused("Incorrect API key provided.", status=401, code="invalid_api_key")
 
@@ -96,9 +96,9 @@ class Keys(Generic[S]):
         with self._lock:
             for secret in dead:
                 if self.grants.pop(secret, None) is not None:
-                    self._dead[_digest_key(secret)] = None
-            while len(self._dead) > _REMEMBERED:
-                self._dead.popitem(last=False)
+                    self._revoked_digests[_digest_key(secret)] = None
+            while len(self._revoked_digests) > _REMEMBERED:
+                self._revoked_digests.popitem(last=False)
 
 
 def _digest_key(secret: str) -> bytes:

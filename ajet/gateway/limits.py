@@ -60,7 +60,7 @@ class ServerCounters:
     def __init__(self, limits: ServerLimits) -> None:
         self.limits = limits
         self.body_bytes = 0
-        self._guesses: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._wrong_keys_by_address: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def pause_after_guess(self, address: str) -> float:
         """Count a wrong key from an address, and return the seconds by which its answer is delayed.
@@ -68,11 +68,11 @@ class ServerCounters:
         The count falls by one per second. The first few wrong keys cause no delay.
         """
         now = asyncio.get_running_loop().time()
-        count, last = self._guesses.pop(address, (0.0, now))
+        count, last = self._wrong_keys_by_address.pop(address, (0.0, now))
         count = max(0.0, count - (now - last)) + 1
-        self._guesses[address] = (count, now)
-        if len(self._guesses) > _ADDRESSES:
-            self._guesses.popitem(last=False)
+        self._wrong_keys_by_address[address] = (count, now)
+        if len(self._wrong_keys_by_address) > _ADDRESSES:
+            self._wrong_keys_by_address.popitem(last=False)
         return min(LONGEST_PAUSE, 0.1 * max(0.0, count - FREE_GUESSES))
 
 
@@ -84,7 +84,7 @@ class BodyBytes:
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
         peer = peer_of(scope)
-        self._shared = None if peer is None else peer.shared
+        self._peer_counters = None if peer is None else peer.shared
         self._bytes = 0
 
     def __enter__(self) -> BodyBytes:
@@ -93,12 +93,12 @@ class BodyBytes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._shared is not None:
-            self._shared.body_bytes -= self._bytes
+        if self._peer_counters is not None:
+            self._peer_counters.body_bytes -= self._bytes
 
     def add(self, size: int) -> None:
         """Count more bytes. Raises Refused if all bodies together exceed the limit."""
-        shared = self._shared
+        shared = self._peer_counters
         if shared is None:
             return
         if shared.body_bytes + size > shared.limits.body_bytes:

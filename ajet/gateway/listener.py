@@ -81,7 +81,7 @@ class Listener(uvicorn.Server):
 
     tick_seconds = 1.0
     """Seconds between two calls of `on_tick`."""
-    _stopping: asyncio.Future[None] | None = None
+    _stop_requested: asyncio.Future[None] | None = None
     """Done once the server is to end; `None` before it serves."""
 
     def __init__(self, app: ASGIApp, limits: ServerLimits | None = None, **settings: Any) -> None:
@@ -115,7 +115,7 @@ class Listener(uvicorn.Server):
     @should_exit.setter
     def should_exit(self, should_exit: bool) -> None:
         self._should_exit = should_exit
-        stopping = self._stopping
+        stopping = self._stop_requested
         if should_exit and stopping is not None:
             with contextlib.suppress(RuntimeError):  # the server's loop has ended
                 stopping.get_loop().call_soon_threadsafe(_wake_server, stopping)
@@ -123,15 +123,15 @@ class Listener(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Create the acceptors, in place of uvicorn's servers."""
         _raise_descriptors()
-        self._stopping = asyncio.get_running_loop().create_future()
+        self._stop_requested = asyncio.get_running_loop().create_future()
         self.servers = [Acceptor(self, listening, self.shared) for listening in sockets or ()]  # type: ignore[misc]
         self.started = True
 
     async def main_loop(self) -> None:
         """Wait for the end with a sleeping loop. Uvicorn's own loop wakes ten times a second."""
-        assert self._stopping is not None
+        assert self._stop_requested is not None
         while not await self.on_tick(0):  # 0: the second's first tick, which sets the date
-            await asyncio.wait([self._stopping], timeout=self.tick_seconds)
+            await asyncio.wait([self._stop_requested], timeout=self.tick_seconds)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close all connections. With `force_exit`, without uvicorn's fixed sleep."""
@@ -156,14 +156,14 @@ class Acceptor:
 
     def __init__(self, server: Listener, listening: socket.socket, shared: ServerCounters) -> None:
         self.shared, self._limits = shared, shared.limits
-        self._server, self._listening = server, listening
+        self._server, self._listening_socket = server, listening
         self._loop = asyncio.get_running_loop()
-        self._open: dict[Connection, None] = {}
-        self._strangers: dict[Connection, None] = {}
+        self._open_connections: dict[Connection, None] = {}
+        self._without_key: dict[Connection, None] = {}
         self._of_address: dict[str, dict[Connection, None]] = {}
-        self._entering: set[asyncio.Task[Any]] = set()
-        self._complained = 0.0
-        self._closed = self._paused = False
+        self._handshake_tasks: set[asyncio.Task[Any]] = set()
+        self._warned_at = 0.0
+        self._closed = self._is_paused = False
         limits = (self._limits.head_seconds, self._limits.body_seconds, self._limits.unread_seconds)
         self._sweep_every = min(1.0, *(limit / 4 for limit in limits))
         self._loop.call_later(self._sweep_every, self._sweep_connections)
@@ -173,7 +173,7 @@ class Acceptor:
         """Stop accepting clients on this socket. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._loop.remove_reader(self._listening)
+            self._loop.remove_reader(self._listening_socket)
 
     async def wait_closed(self) -> None:
         """Do nothing: uvicorn awaits its servers with this method."""
@@ -181,7 +181,7 @@ class Acceptor:
     def forget_stranger(self, connection: Connection) -> None:
         """Stop counting the connection as a stranger, that is, as one that has shown no valid key yet."""
         # The dict's values are None, so `self` stands for "not found": a second call changes nothing.
-        if self._strangers.pop(connection, self) is None:
+        if self._without_key.pop(connection, self) is None:
             same = self._of_address[connection.address]
             del same[connection]
             if not same:
@@ -190,16 +190,16 @@ class Acceptor:
     def left(self, connection: Connection) -> None:
         """Remove a closed connection from all counts."""
         self.forget_stranger(connection)
-        self._open.pop(connection, None)
+        self._open_connections.pop(connection, None)
 
     def _accept_clients(self) -> None:
         """Accept waiting clients. At a limit, close strangers (connections without a valid key), or pause accepting."""
         for _ in range(_AT_ONCE):
-            if len(self._open) >= self._limits.connections and not self._evict_oldest(self._strangers):
-                self._pause_accepting(f"the limit of {len(self._open)} open connections is reached")
+            if len(self._open_connections) >= self._limits.connections and not self._evict_oldest(self._without_key):
+                self._pause_accepting(f"the limit of {len(self._open_connections)} open connections is reached")
                 return
             try:
-                client, peer = self._listening.accept()
+                client, peer = self._listening_socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -217,11 +217,11 @@ class Acceptor:
                 return
             address = str(peer[0]) if isinstance(peer, tuple) else ""
             connection = Connection(self, self._server.config, self._server.server_state, self._loop, address)
-            self._open[connection] = self._strangers[connection] = None
+            self._open_connections[connection] = self._without_key[connection] = None
             self._of_address.setdefault(address, {})[connection] = None
             task = self._loop.create_task(self._open_connection(client, connection))
-            self._entering.add(task)
-            task.add_done_callback(self._entering.discard)
+            self._handshake_tasks.add(task)
+            task.add_done_callback(self._handshake_tasks.discard)
             if scarce:  # the evicted connection must close before the next accept
                 return
 
@@ -254,7 +254,7 @@ class Acceptor:
     def _make_room(self) -> bool:
         """Close several connections that have shown no valid key. Return False if none could be closed."""
         # A list, not a generator: `any` would stop after the first closed connection.
-        return any([self._evict_oldest(self._strangers) for _ in range(_MORE)])
+        return any([self._evict_oldest(self._without_key) for _ in range(_MORE)])
 
     def _list_idle(self, these: dict[Connection, None]) -> Iterator[Connection]:
         return (connection for connection in these if connection.transport is not None and not connection.busy)
@@ -267,24 +267,24 @@ class Acceptor:
     def _pause_accepting(self, why: str) -> None:
         """Stop accepting for a while. New clients wait in the system's queue."""
         now = self._loop.time()
-        if now - self._complained >= _PAUSE or not self._complained:
-            self._complained = now
+        if now - self._warned_at >= _PAUSE or not self._warned_at:
+            self._warned_at = now
             logger.warning("the server accepts no new connections for the moment: {}", why)
-        if not self._paused:
-            self._paused = True
-            self._loop.remove_reader(self._listening)
+        if not self._is_paused:
+            self._is_paused = True
+            self._loop.remove_reader(self._listening_socket)
             self._loop.call_later(_PAUSE, self._resume_accepting)
 
     def _resume_accepting(self) -> None:
-        self._paused = False
+        self._is_paused = False
         if not self._closed:
-            self._loop.add_reader(self._listening, self._accept_clients)
+            self._loop.add_reader(self._listening_socket, self._accept_clients)
 
     def _sweep_connections(self) -> None:
         if self._closed:
             return
         now = self._loop.time()
-        for connection in list(self._open):
+        for connection in list(self._open_connections):
             if connection.transport is not None:
                 connection.close_overdue(now)
         self._loop.call_later(self._sweep_every, self._sweep_connections)

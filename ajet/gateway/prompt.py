@@ -208,19 +208,21 @@ def _begin_raw(given: str | Rendered, match: Match, begins_like: int | None, ren
 
 
 def _extend_raw(
-    given: str | Rendered, match: Match, parent: int, before: Rendered, reply: Ids, renderer: Renderer
+    given: str | Rendered, match: Match, parent: int, earlier_prompt: Rendered, reply: Ids, renderer: Renderer
 ) -> RenderedPrompt:
-    """Return a raw prompt whose text begins with prompt `before` and reply of call `parent`."""
+    """Return a raw prompt whose text begins with prompt `earlier_prompt` and reply of call `parent`."""
     if not isinstance(given, str):
-        head = np.concatenate([before.ids, reply])
+        head = np.concatenate([earlier_prompt.ids, reply])
         extends = np.array_equal(given.ids[: len(head)], head)
-        return RenderedPrompt(given, match, parent, before if extends else None, None if extends else "client_edit")
+        return RenderedPrompt(
+            given, match, parent, earlier_prompt if extends else None, None if extends else "client_edit"
+        )
     has_end_token = len(reply) and int(reply[-1]) in renderer.end_ids
     for visible in (reply, reply[:-1] if has_end_token else reply):  # clients do not see the end token of the reply
-        known_text = before.text + renderer.decode(visible, after=before.ids)
+        known_text = earlier_prompt.text + renderer.decode(visible, after=earlier_prompt.ids)
         if given.startswith(known_text):
             new = given[len(known_text) :]
-            ids = np.concatenate([before.ids, visible, renderer.encode_without_images(new)]).astype(
+            ids = np.concatenate([earlier_prompt.ids, visible, renderer.encode_without_images(new)]).astype(
                 np.int32, copy=False
             )
             is_complete = len(visible) == len(reply)
@@ -228,8 +230,8 @@ def _extend_raw(
                 Rendered(given, ids),
                 match,
                 parent,
-                before if is_complete else None,
+                earlier_prompt if is_complete else None,
                 None if is_complete else "client_edit",
-                RawPrompt(new, len(before.ids) + len(visible)),
+                RawPrompt(new, len(earlier_prompt.ids) + len(visible)),
             )
     return RenderedPrompt(renderer.raw(given), match, parent, None, "client_edit", RawPrompt(given, 0))

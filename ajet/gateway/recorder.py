@@ -145,7 +145,7 @@ class Recorder:
         match: Match,
         prompt: Rendered | None,
         parent: int | None = None,
-        before: Rendered | None = None,
+        earlier_prompt: Rendered | None = None,
         fork: ForkReason | None = None,
         temperature: float = 1.0,
     ) -> Call:
@@ -155,8 +155,8 @@ class Recorder:
             trained: True if the agent's target is trained.
             match: The earlier calls that the messages continue or resemble.
             prompt: None for a chat engine, whose ids are unknown.
-            parent: The call of `before`, or the call with a beginning shared by a raw prompt.
-            before: The prompt of `parent` if the call extends it verbatim. Otherwise the call shares its common
+            parent: The call of `earlier_prompt`, or the call with a beginning shared by a raw prompt.
+            earlier_prompt: The prompt of `parent` if the call extends it verbatim. Otherwise the call shares its common
                 beginning with the parent. For messages, the parent is then the call with the longest common beginning
                 of tools and messages.
             fork: Why the call extends no earlier call, although its agent has one.
@@ -165,15 +165,15 @@ class Recorder:
         calls = self.capture.calls
         index = len(calls)
         tool_list = self._add_tools(tools) if tools else None
-        if messages and before is None:
+        if messages and earlier_prompt is None:
             parent = self.conversations.find_nearest(match.keys, tool_list)
         prefix, shared, text = 0, 0, ""
         suffix = _NO_IDS
         if prompt is None:
             parent = None
-        elif parent is not None and before is not None:
-            prefix = len(before.ids) + len(calls[parent].response_ids)
-            shared = len(before.text) + len(self.stored[parent].reply_text)
+        elif parent is not None and earlier_prompt is not None:
+            prefix = len(earlier_prompt.ids) + len(calls[parent].response_ids)
+            shared = len(earlier_prompt.text) + len(self.stored[parent].reply_text)
         elif parent is not None:
             parent, prefix, shared = self._find_shared(prompt, parent)
         if prompt is not None:
@@ -200,7 +200,9 @@ class Recorder:
         )
         stored = StoredCall(len(messages), match.extends, shared, text)
         if prompt is not None:
-            stored.raw, stored.forced, stored.respelled = prompt.raw, prompt.forced, prompt.respelled
+            stored.raw = prompt.raw
+            stored.forced = prompt.forced
+            stored.respelled = prompt.respelled
         calls.append(call)
         self.stored.append(stored)
         if messages:
@@ -244,10 +246,14 @@ class Recorder:
             call.versions = tuple([run for run in reply.versions if run.first < count])
             if reply.routed_experts is not None:
                 call.routed_experts = self._take_experts(call, reply.routed_experts)
-        call.finish, call.error, call.ended = finish, error, time.time()
+        call.finish = finish
+        call.error = error
+        call.ended = time.time()
         self.settled_at = time.monotonic()
         if message is not None:
-            stored.message, stored.reply_text, stored.stopped = message, reply_text, stopped
+            stored.message = message
+            stored.reply_text = reply_text
+            stored.stopped = stopped
             (call.reply,) = self._add_messages((message,))
             if stored.messages:
                 self.conversations.add_reply(call.index, call.agent, message, stopped)

@@ -28,7 +28,7 @@ _NAMES: Mapping[DialectName, str] = {
 _REPLY_FIELDS: Mapping[DialectName, str] = {
     "chat": "choices", "completions": "choices", "responses": "output", "anthropic": "content"
 }  # fmt: skip
-"""The field of the body with the reply."""
+"""Dialect -> field of the response body that has the reply."""
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 _ANTHROPIC_FINISH: dict[str, FinishReason] = {"max_tokens": "length", "tool_use": "tool_calls"}
 _SHOWN_CHARS = 120
@@ -125,7 +125,7 @@ def _parse_chat(body: Mapping[str, Any]) -> list[RemoteChoice]:
         if isinstance(thought, str):
             message.setdefault("reasoning_content", thought)
         content = (choice.get("logprobs") or {}).get("content") or ()
-        choices.append(_build_choice(body, choice, message, finish, [each["logprob"] for each in content]))
+        choices.append(_build_choice(body, choice, message, finish, [part["logprob"] for part in content]))
     return choices
 
 
@@ -150,15 +150,16 @@ def _build_choice(
     prompt, reply = body.get("prompt_token_ids") or choice.get("prompt_token_ids"), choice.get("token_ids")
     if not _are_ids(prompt) or not _are_ids(reply):
         return RemoteChoice(message, finish)
-    are_known = len(logprobs) == len(reply) and all(isinstance(each, (int, float)) for each in logprobs)
-    return RemoteChoice(message, finish, prompt, reply, [float(each) for each in logprobs] if are_known else ())
+    are_known = len(logprobs) == len(reply) and all(isinstance(logprob, (int, float)) for logprob in logprobs)
+    return RemoteChoice(message, finish, prompt, reply, [float(logprob) for logprob in logprobs] if are_known else ())
 
 
 def _are_ids(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and bool(value) and all(type(each) is int and 0 <= each < 1 << 31 for each in value)
+    return isinstance(value, list) and bool(value) and all(type(item) is int and 0 <= item < 1 << 31 for item in value)
 
 
 def _parse_response(body: Mapping[str, Any]) -> list[RemoteChoice]:
+    """Return the assistant message of a reply of the Responses API, with its output items merged into one."""
     messages = messages_of([], open_reasoning(body["output"]), StoredResponses(), [])
     content = "".join(each["content"] or "" for each in messages)
     calls = [call for each in messages for call in each.get("tool_calls") or ()]

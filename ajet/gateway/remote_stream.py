@@ -38,13 +38,15 @@ class ChunkCollector:
 
     def __init__(self) -> None:
         self.has_ended = False
-        self._head: dict[str, Any] = {}
+        self._common_fields: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
         self._calls: dict[int, dict[int, dict[str, Any]]] = {}
 
     def add_event(self, event: Event) -> None:
         """Add a chunk to its choices."""
-        self._head |= {name: event[name] for name in ("id", "model", "prompt_token_ids", "usage") if event.get(name)}
+        self._common_fields |= {
+            name: event[name] for name in ("id", "model", "prompt_token_ids", "usage") if event.get(name)
+        }
         for part in event.get("choices") or ():
             index = _read_index(part, "index")
             choice = self._choices.setdefault(index, {"index": index})
@@ -70,7 +72,7 @@ class ChunkCollector:
             message["content"] = message["content"] or None
         if not self._choices:
             return None
-        return {**self._head, "choices": [self._choices[index] for index in sorted(self._choices)]}
+        return {**self._common_fields, "choices": [self._choices[index] for index in sorted(self._choices)]}
 
     def _add_delta(self, index: int, delta: Event) -> None:
         """Append the texts and tool call parts of a delta to the message of a choice."""
@@ -94,15 +96,15 @@ class MessageCollector:
 
     def __init__(self) -> None:
         self.has_ended = False
-        self._head: dict[str, Any] = {}
+        self._message: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
-        self._inputs: dict[int, str] = {}
+        self._partial_inputs: dict[int, str] = {}
 
     def add_event(self, event: Event) -> None:
         """Add an event to the message."""
         kind, index = event.get("type"), _read_index(event, "index")
         if kind == "message_start":
-            self._head = dict(event["message"])
+            self._message = dict(event["message"])
         elif kind == "content_block_start":
             self._blocks[index] = dict(event["content_block"])
         elif kind == "content_block_delta":
@@ -111,19 +113,19 @@ class MessageCollector:
                 if isinstance(delta.get(name), str):
                     block[name] = block.get(name, "") + delta[name]
             if isinstance(delta.get("partial_json"), str):
-                self._inputs[index] = self._inputs.get(index, "") + delta["partial_json"]
+                self._partial_inputs[index] = self._partial_inputs.get(index, "") + delta["partial_json"]
         elif kind == "message_delta":
-            self._head |= event.get("delta") or {}
-            self._head["usage"] = {**(self._head.get("usage") or {}), **(event.get("usage") or {})}
+            self._message |= event.get("delta") or {}
+            self._message["usage"] = {**(self._message.get("usage") or {}), **(event.get("usage") or {})}
         elif kind == "message_stop":
             self.has_ended = True
 
     def build_body(self) -> dict[str, Any] | None:
         """Return a message with all blocks so far."""
-        for index, text in self._inputs.items():
+        for index, text in self._partial_inputs.items():
             if text and self._blocks[index].get("type") == "tool_use":
                 self._blocks[index]["input"] = _parse_arguments(text)
-        return {**self._head, "content": [self._blocks[at] for at in sorted(self._blocks)]} if self._blocks else None
+        return {**self._message, "content": [self._blocks[at] for at in sorted(self._blocks)]} if self._blocks else None
 
 
 class ResponseCollector:
@@ -172,7 +174,7 @@ class RemoteStream:
 
     def __init__(self, dialect: DialectName) -> None:
         self._collector = _COLLECTORS[dialect]()
-        self._rest: list[bytes] = []
+        self._incomplete_line: list[bytes] = []
         self.error = ""
         """The error sent by the server within the stream."""
 
@@ -183,11 +185,11 @@ class RemoteStream:
 
     def feed(self, data: bytes) -> None:
         """Parse the events in the next bytes."""
-        self._rest.append(data)
+        self._incomplete_line.append(data)
         if b"\n" not in data:
             return
-        *lines, rest = b"".join(self._rest).split(b"\n")
-        self._rest = [rest]
+        *lines, rest = b"".join(self._incomplete_line).split(b"\n")
+        self._incomplete_line = [rest]
         for line in lines:
             if line.startswith(b"data:"):
                 self._read_data(line[5:].strip())

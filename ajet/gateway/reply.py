@@ -83,7 +83,7 @@ class Reply:
 
     # What readers may see.
     is_readable: bool = False
-    """False while the reply may still be rejected, or made anew."""
+    """True once the reply is final. Before, it may be rejected and sampled again."""
     deltas: list[Delta] = field(default_factory=list)
     """Deltas of a chat engine; `stream` holds the deltas of a token engine."""
     chunk_ends: list[tuple[int, int]] = field(default_factory=list)
@@ -121,13 +121,13 @@ class ReplyReader:
 
     def __init__(self, reply: Reply, listen: Callable[[], None]) -> None:
         """Start reading. `listen` is called on new output."""
-        self.reply, self._listen = reply, listen
+        self.reply, self._on_delta = reply, listen
         self._deltas = self._ids = self._chunk_ends = 0
         reply.listeners.append(listen)
 
     def close(self) -> None:
         """Stop the notifications of this reader."""
-        self.reply.listeners.remove(self._listen)
+        self.reply.listeners.remove(self._on_delta)
 
     def read_chunks(self) -> list[ReplyChunk]:
         """Return the chunks since the last call."""

@@ -40,7 +40,10 @@ class Refused(AjetError):
         final: bool = False,
     ) -> None:
         super().__init__(message)
-        self.message, self.status, self.code, self.param = message, status, code, param
+        self.message = message
+        self.status = status
+        self.code = code
+        self.param = param
         self.retry_after, self.final = retry_after, final
 
     def within(self, part: str) -> Refused:
@@ -96,7 +99,7 @@ class ParsedRequest:
     counts_tokens: bool = True
     """True if the answer states how many tokens were used."""
     json_schema: Mapping[str, Any] | None = None
-    """A JSON schema for the reply; {} admits any JSON object."""
+    """JSON schema that constrains the reply; {} allows any JSON object."""
     engine_fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields that only a chat engine can honour, by their names on the wire."""
     inert_fields: Mapping[str, Any] = field(default_factory=dict)

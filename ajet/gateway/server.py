@@ -93,14 +93,16 @@ class Gateway:
             else None,
         )
         self.app = build_app(self.context, opens_later=opens_later)
-        self._host, self._port, self._advertise = host or "127.0.0.1", port, advertise
+        self._host = host or "127.0.0.1"
+        self._port = port
+        self._advertised_host = advertise
         self._base_url = ""
         self._limits = limits
         self._loop: asyncio.AbstractEventLoop | None = None
         self._shared_loop = GatewayLoop()
         self._server: Listener | None = None
         self._thread: threading.Thread | None = None
-        self.gate, self._over = threading.Lock(), False
+        self.gate, self._has_ended = threading.Lock(), False
         """Held while work is handed to the loop. Work handed over before the loop's last run still takes part in
         that run."""
 
@@ -125,7 +127,7 @@ class Gateway:
 
         See `ajet.workflow.ambient`.
         """
-        return Endpoint(self._base_url, self.context.keys.untied)
+        return Endpoint(self._base_url, self.context.keys.fallback_key)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -136,7 +138,7 @@ class Gateway:
     def start(self) -> Gateway:
         """Bind, start the thread, and return once requests are answered."""
         listening = listen(self._host, self._port, **NAMED)
-        self._base_url = build_base_url(self._advertise, self._host, listening.getsockname()[1])
+        self._base_url = build_base_url(self._advertised_host, self._host, listening.getsockname()[1])
         self._thread = start_server(partial(self._run_server, listening), name="ajet-gateway")
         return self
 
@@ -160,7 +162,7 @@ class Gateway:
         model_name: str = "ajet",
         inspect: Inspect | None = None,
         terminate_on_inspect: bool = False,
-        began: float | None = None,
+        started_at: float | None = None,
         models: Mapping[str, str | None] | None = None,
     ) -> Session:
         """Open the session of one episode. Thread-safe.
@@ -169,8 +171,8 @@ class Gateway:
             key: (seed, task order, repeat); names the episode's random numbers.
             inspect: Returns the abnormal-output checks fired by a reply.
             terminate_on_inspect: The first fired check ends the episode.
-            began: Start of the episode in seconds since the epoch, `None` for now. Templates that write a date use this
-                day.
+            started_at: Start of the episode in seconds since the epoch, `None` for now. Templates that write a date
+                use this day.
             models: Names of models for clients, each with its adapter or `None`, instead of one adapter per agent.
         """
         return Session(
@@ -183,7 +185,7 @@ class Gateway:
             model_name=model_name,
             inspect=inspect,
             terminate_on_inspect=terminate_on_inspect,
-            began=time.time() if began is None else began,
+            started_at=time.time() if started_at is None else started_at,
             models=models,
         )
 
@@ -194,7 +196,7 @@ class Gateway:
     def call(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the gateway's loop. Thread-safe. Raises RuntimeError if the loop has ended."""
         with self.gate:
-            if not self._over:
+            if not self._has_ended:
                 return asyncio.run_coroutine_threadsafe(coro, self.loop)
         coro.close()
         raise RuntimeError("the gateway is closed")
@@ -219,7 +221,7 @@ class Gateway:
                 done.set_result(None)
 
         with self.gate:
-            is_ended = self._over
+            is_ended = self._has_ended
             if not is_ended:
                 self.loop.call_soon_threadsafe(run)
         if is_ended:
@@ -243,14 +245,14 @@ class Gateway:
         with closing(listening), closing(new_loop()) as loop:
             # Headers of proxies have no effect: clients are known by their keys.
             self._server = Listener(self.app, self._limits, timeout_graceful_shutdown=1, proxy_headers=False)
-            self._loop, self._over = loop, False
+            self._loop, self._has_ended = loop, False
             self._shared_loop.calls = loop_calls_of(loop)
             try:
                 loop.call_soon(started)
                 loop.run_until_complete(self._server.serve(sockets=[listening]))
             finally:
                 with self.gate:
-                    self._over = True
+                    self._has_ended = True
                 self._shared_loop.calls = None
                 loop.run_until_complete(cancel_all())
                 loop.run_until_complete(loop.shutdown_asyncgens())

@@ -61,7 +61,7 @@ class Session:
         model_name: str,
         inspect: Inspect | None,
         terminate_on_inspect: bool,
-        began: float,
+        started_at: float,
         models: Mapping[str, str | None] | None = None,
     ) -> None:
         self.episode, self.model_name = episode, model_name
@@ -70,7 +70,7 @@ class Session:
         self.dialect_state: dict[str, Any] = {}
         """The dialects' state of this episode: `Caller.dialect_state`."""
         self.inflight = InflightCalls()
-        self._makers: dict[asyncio.Task[Any], Reply] = {}
+        self._reply_tasks: dict[asyncio.Task[Any], Reply] = {}
         """The tasks that make replies now. A reply has two while an earlier task still ends."""
         self.requests = 0
         """Number of requests with a key of this session in progress."""
@@ -78,13 +78,13 @@ class Session:
         self._recorder = Recorder()
         self._sampling = replace(sampling, max_tokens=min(sampling.max_tokens, context.max_response_tokens))
         self._trainable = None if trainable is None else frozenset(trainable)
-        self._inspect, self._terminate_on_inspect = inspect, terminate_on_inspect
+        self._check_reply, self._terminate_on_inspect = inspect, terminate_on_inspect
         self._sampler: TokenSampler | None = None
         if context.samples_tokens:
             assert context.renderer is not None, "a token engine needs a renderer"
             self._sampler = TokenSampler(
                 cast(TokenEngine, context.engine),
-                context.renderer.on_day(date.fromtimestamp(began)),
+                context.renderer.on_day(date.fromtimestamp(started_at)),
                 self._recorder,
                 context.render_threads,
                 context.ignored_fields,
@@ -223,7 +223,7 @@ class Session:
         """Sample or resume a reply, and record the end of its call on every outcome. Raises Refused."""
         capture, task = self._recorder.capture, asyncio.current_task()
         assert task is not None
-        self._makers[task] = reply
+        self._reply_tasks[task] = reply
         try:
             reply.request, engine, trained = self._route_request(reply.request)
             target = reply.request.target or reply.request.agent
@@ -261,10 +261,10 @@ class Session:
             self._settle_call(reply, "error", "ajet: an unexpected error in the engine")
             raise
         finally:
-            del self._makers[task]
+            del self._reply_tasks[task]
         assert reply.call is not None and reply.message is not None
-        if self._inspect is not None:
-            fired = self._inspect(reply.call, reply.message)
+        if self._check_reply is not None:
+            fired = self._check_reply(reply.call, reply.message)
             if fired:
                 self._recorder.add_checks(reply.call, fired)
                 if self._terminate_on_inspect:
@@ -344,7 +344,7 @@ class Session:
         if self._is_settled:
             return
         self._is_settled = True
-        for task, reply in list(self._makers.items()):
+        for task, reply in list(self._reply_tasks.items()):
             if self._settle_call(reply, "aborted", EPISODE_ENDED):
                 task.cancel()
         for lost_reply in self.inflight.list_lost():

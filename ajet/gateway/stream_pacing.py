@@ -24,11 +24,11 @@ class StreamPacing:
     def __init__(self) -> None:
         self.clients = 0
         """Requests that wait for their replies."""
-        self._delay = 0.0
+        self._chunk_delay = 0.0
 
     def add_lateness(self, seconds: float) -> None:
         """Record by how many seconds a stream that collected tokens woke up too late: the measure of a busy loop."""
-        self._delay += (min(_LATENESS_FACTOR * seconds, _MAX_DELAY) - self._delay) / _WINDOW
+        self._chunk_delay += (min(_LATENESS_FACTOR * seconds, _MAX_DELAY) - self._chunk_delay) / _WINDOW
 
     @property
     def is_busy(self) -> bool:
@@ -38,4 +38,4 @@ class StreamPacing:
     @property
     def flush_interval(self) -> float:
         """Seconds in which a stream collects tokens before sending, or 0 for sending on arrival."""
-        return self.clients / _EVENTS + self._delay if self.clients > _FEW_CLIENTS else 0.0
+        return self.clients / _EVENTS + self._chunk_delay if self.clients > _FEW_CLIENTS else 0.0

@@ -59,8 +59,13 @@ class TokenSampler:
             sampling: The run's settings.
             max_model_len: Limit on the tokens of prompt and reply together.
         """
-        self._engine, self._renderer, self._recorder, self._threads = engine, renderer, recorder, threads
-        self._ignored_fields, self._pacing, self._key = ignored_fields, pacing, key
+        self._engine = engine
+        self._renderer = renderer
+        self._recorder = recorder
+        self._threads = threads
+        self._ignored_fields = ignored_fields
+        self._pacing = pacing
+        self._key = key
         stop_ids = tuple(dict.fromkeys((*renderer.end_ids, *sampling.stop_ids)))
         self._run = replace(sampling, stop_ids=stop_ids)
         self._max_tokens = min(max_model_len, engine.max_model_len)
@@ -143,7 +148,7 @@ class TokenSampler:
             match=prompt.match,
             prompt=rendered,
             parent=prompt.parent,
-            before=prompt.before,
+            earlier_prompt=prompt.before,
             fork=prompt.fork,
             temperature=sampling.temperature,
         )
@@ -157,15 +162,21 @@ class TokenSampler:
             call.extra["ignored"] = ignored
         stream = self._renderer.reply_stream(
             request.tools if may_call else None,
-            before=rendered,
+            earlier_prompt=rendered,
             stop=request.stop,
             single_call=not request.parallel_tool_calls,
         )
         key = DrawKey(*self._key, call.index)
-        reply.call, reply.prompt, reply.stream = call, rendered, stream
+        reply.call = call
+        reply.prompt = rendered
+        reply.stream = stream
         reply.token_request = TokenRequest(rendered.ids, sampling, key, prompt.images, adapter)
         reply.engine_requests, reply.engine_finish = 0, None
-        reply.ids, reply.logprobs, reply.unit_logprobs, reply.top, reply.versions = [], [], [], [], []
+        reply.ids = []
+        reply.logprobs = []
+        reply.unit_logprobs = []
+        reply.top = []
+        reply.versions = []
         reply.routed_experts = None
 
     def _resolve_sampling(
@@ -214,7 +225,10 @@ class TokenSampler:
         ends_early = bool(request.stop) or not request.parallel_tool_calls
         token_request = first if not reply.engine_requests else _build_rest(first, reply)
         reply.engine_requests += 1
-        ids, logprobs, unit_logprobs, versions = reply.ids, reply.logprobs, reply.unit_logprobs, reply.versions
+        ids = reply.ids
+        logprobs = reply.logprobs
+        unit_logprobs = reply.unit_logprobs
+        versions = reply.versions
         oldest = newest = -1
         finish: FinishReason | None = None
         async with aclosing(cast(Any, self._engine.generate(token_request))) as chunks:
@@ -286,7 +300,9 @@ class TokenSampler:
             elif count >= self._run.max_tokens:
                 limit = "rollout.max_response_length_in_one_turn"
             call.extra["cut_by"] = limit
-        reply.message, reply.finish, reply.stopped = message, finish, stream.stopped
+        reply.message = message
+        reply.finish = finish
+        reply.stopped = stream.stopped
         reply.prompt_tokens, reply.completion_tokens = prompt_tokens, count
 
     def _reject_draw(self, reply: Reply, violation: FormatViolation) -> None:

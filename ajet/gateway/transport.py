@@ -32,7 +32,7 @@ class LoopCalls:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = ref(loop)  # _CALLS_OF_LOOPS must not keep loops alive
-        self._posted: deque[tuple[Context, Callable[..., object], tuple[Any, ...]]] = deque()
+        self._posted_calls: deque[tuple[Context, Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_waking = False
 
     def post(self, function: Callable[..., object], *arguments: Any) -> None:
@@ -40,7 +40,7 @@ class LoopCalls:
         loop = self._loop()
         if loop is None or loop.is_closed():
             raise RuntimeError("the event loop is closed")
-        self._posted.append((copy_context(), function, arguments))
+        self._posted_calls.append((copy_context(), function, arguments))
         if not self._is_waking:
             self._is_waking = True
             loop.call_soon_threadsafe(self._run_posted)
@@ -48,11 +48,11 @@ class LoopCalls:
     def _run_posted(self) -> None:
         self._is_waking = False  # first: a poster that reads True from now on has posted before the last look
         try:
-            for _ in range(len(self._posted)):
-                context, function, arguments = self._posted.popleft()
+            for _ in range(len(self._posted_calls)):
+                context, function, arguments = self._posted_calls.popleft()
                 context.run(function, *arguments)
         finally:
-            if self._posted and not self._is_waking:  # a call failed (logged by the loop): the others still run
+            if self._posted_calls and not self._is_waking:  # a call failed (logged by the loop): the others still run
                 self._is_waking = True
                 asyncio.get_running_loop().call_soon(self._run_posted)
 
@@ -99,21 +99,23 @@ class InProcessResponse(httpx.AsyncByteStream):
 
     def __init__(self, app: ASGIApp, gateway_loop: GatewayLoop, request: httpx.Request, body: bytes) -> None:
         """Start the request. Raises httpx.ConnectError if the gateway is closed."""
-        self._app, self._gateway_loop, self._request = app, gateway_loop, request
+        self._app = app
+        self._gateway_loop = gateway_loop
+        self._request = request
         self._loop = asyncio.get_running_loop()
         self._calls = loop_calls_of(self._loop)
         self._messages: deque[Message] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._wake_future: asyncio.Future[None] | None = None
         self._read_timeout: float | None = (request.extensions.get("timeout") or {}).get("read")
         self._has_ended = False
 
         # These attributes are used on the gateway's loop only, except `_has_left`.
         self._has_left = False
-        self._gone: asyncio.Event | None = None
+        self._disconnected: asyncio.Event | None = None
         self._on_leave: Leave | None = None
-        self._head: Message | None = None
+        self._unsent_head: Message | None = None
         """The head of the response, held until the first part of the body: one wake of the client for both."""
-        self._incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        self._request_messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         url = request.url
         self._scope: dict[str, Any] = {
             "type": "http",
@@ -145,14 +147,14 @@ class InProcessResponse(httpx.AsyncByteStream):
         """Return the next ASGI message. Raises httpx.ReadTimeout or httpx.RemoteProtocolError."""
         # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that arrives together with the result.
         while not self._messages:
-            self._waiter = self._loop.create_future()
+            self._wake_future = self._loop.create_future()
             timer: asyncio.TimerHandle | None = None
             if self._read_timeout is not None:
                 timer = self._loop.call_later(self._read_timeout, self._time_out)
             try:
-                await self._waiter
+                await self._wake_future
             finally:
-                self._waiter = None
+                self._wake_future = None
                 if timer is not None:
                     timer.cancel()
         message = self._messages.popleft()
@@ -182,13 +184,13 @@ class InProcessResponse(httpx.AsyncByteStream):
 
     def _deliver_messages(self, messages: Sequence[Message]) -> None:
         self._messages.extend(messages)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._wake_future is not None and not self._wake_future.done():
+            self._wake_future.set_result(None)
 
     def _time_out(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self._wake_future is not None and not self._wake_future.done():
             self.disconnect()
-            self._waiter.set_exception(
+            self._wake_future.set_exception(
                 httpx.ReadTimeout("the gateway sent no reply within the client's read timeout", request=self._request)
             )
 
@@ -206,8 +208,8 @@ class InProcessResponse(httpx.AsyncByteStream):
             self._handle_leave()
 
     def _handle_leave(self) -> None:
-        if self._gone is not None:
-            self._gone.set()
+        if self._disconnected is not None:
+            self._disconnected.set()
         on_leave, self._on_leave = self._on_leave, None
         if on_leave is not None:
             on_leave()
@@ -221,22 +223,22 @@ class InProcessResponse(httpx.AsyncByteStream):
             asyncio.get_running_loop().call_soon(on_leave)
 
     async def _receive_message(self) -> Message:
-        if self._incoming:
-            return self._incoming.pop()
-        self._gone = asyncio.Event()
+        if self._request_messages:
+            return self._request_messages.pop()
+        self._disconnected = asyncio.Event()
         if self._has_left:
-            self._gone.set()
-        await self._gone.wait()
+            self._disconnected.set()
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send_message(self, message: Message) -> None:
         if self._has_left:
             raise OSError("the client has left")
         if message["type"] == "http.response.start":
-            self._head = message
+            self._unsent_head = message
             return
-        messages = [message] if self._head is None else [self._head, message]
-        self._head = None
+        messages = [message] if self._unsent_head is None else [self._unsent_head, message]
+        self._unsent_head = None
         try:
             self._calls.post(self._deliver_messages, messages)
         except RuntimeError:  # the client's loop is closed

@@ -42,11 +42,12 @@ class ArchivedRun:
         """
         within = (folder, folder.resolve())
         outside = tuple(
-            each
-            for each in dict.fromkeys(checkpoints)
-            if each.is_dir()
+            checkpoint
+            for checkpoint in dict.fromkeys(checkpoints)
+            if checkpoint.is_dir()
             and not any(
-                place.is_relative_to(own_file) for place, own_file in zip((each, each.resolve()), within, strict=True)
+                place.is_relative_to(own_file)
+                for place, own_file in zip((checkpoint, checkpoint.resolve()), within, strict=True)
             )
         )
         number = 1
@@ -92,12 +93,12 @@ class ArchivedRun:
     @property
     def moves(self) -> list[tuple[Path, Path]]:
         """(original path, present path) of each renamed folder."""
-        return [(self.folder, self.old), *((each, self.archived_path(each)) for each in self.checkpoint_folders)]
+        return [(self.folder, self.old), *((folder, self.archived_path(folder)) for folder in self.checkpoint_folders)]
 
     @property
     def is_restorable(self) -> bool:
         """True if no original checkpoint path is occupied again by other checkpoints."""
-        return not any(each.exists() and self.archived_path(each).exists() for each in self.checkpoint_folders)
+        return not any(folder.exists() and self.archived_path(folder).exists() for folder in self.checkpoint_folders)
 
     @property
     def removal_path(self) -> Path:
@@ -124,9 +125,9 @@ class ArchivedRun:
         try:
             if self.folder.exists():
                 os.replace(self.folder, keep or self.removal_path)
-            for each in self.checkpoint_folders:
-                if self.archived_path(each).exists():
-                    os.replace(self.archived_path(each), each)
+            for folder in self.checkpoint_folders:
+                if self.archived_path(folder).exists():
+                    os.replace(self.archived_path(folder), folder)
             self._restore_folder()
         finally:
             shutil.rmtree(self.removal_path, ignore_errors=True)
@@ -137,9 +138,9 @@ class ArchivedRun:
         try:
             os.replace(self.old, self.folder)
         except OSError:  # the folder is another run's, and these are not its checkpoints
-            for each in self.checkpoint_folders:
-                if each.exists():
-                    os.replace(each, self.archived_path(each))
+            for folder in self.checkpoint_folders:
+                if folder.exists():
+                    os.replace(folder, self.archived_path(folder))
             raise
 
     def remove_mark(self) -> None:

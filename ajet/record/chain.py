@@ -142,11 +142,11 @@ class Chain:
         self._key, self._name = key, key_name(key) if key else ""
         self._lock = threading.Lock()
         self._lines: list[LinkedLines] = []
-        self._rows: list[str] = []
-        self._head = last_link(self.path)
-        if self._head.key and self._head.key != self._name:
+        self._row_digests: list[str] = []
+        self._last_link = last_link(self.path)
+        if self._last_link.key and self._last_link.key != self._name:
             raise UserError(
-                f"The chain (the run's record of file digests) was signed with the key {self._head.key}, but "
+                f"The chain (the run's record of file digests) was signed with the key {self._last_link.key}, but "
                 + (f"the variable {KEY} contains {self._name}." if key else f"the variable {KEY} is not set."),
                 where=str(self.path),
                 expected=f"the same key in the environment variable {KEY}",
@@ -156,12 +156,12 @@ class Chain:
     @property
     def head(self) -> str:
         """The digest of the last link."""
-        return self._head.digest
+        return self._last_link.digest
 
     @property
     def has_links(self) -> bool:
         """True if the chain has a link."""
-        return self._head.links > 0
+        return self._last_link.links > 0
 
     def note_lines(self, lines: LinkedLines) -> None:
         """Remember appended episode lines until the next link."""
@@ -171,7 +171,7 @@ class Chain:
     def note_row(self, line: str) -> None:
         """Remember the digest of a metrics row until the next link."""
         with self._lock:
-            self._rows.append(digest_of(line.encode() + b"\n"))
+            self._row_digests.append(digest_of(line.encode() + b"\n"))
 
     def commit(self, kind: str, step: int, **more: Any) -> None:
         """Append a link with all remembered lines and rows. The link is on disk on return.
@@ -184,17 +184,17 @@ class Chain:
             UserError: the disk is full.
         """
         with self._lock:
-            link: dict[str, Any] = {"link": self._head.links + 1, "kind": kind, "step": step, **more}
+            link: dict[str, Any] = {"link": self._last_link.links + 1, "kind": kind, "step": step, **more}
             if self._lines:
-                link["episodes"] = [each.as_json() for each in self._lines]
-            if self._rows:
-                link["rows"] = list(self._rows)
+                link["episodes"] = [line.as_json() for line in self._lines]
+            if self._row_digests:
+                link["rows"] = list(self._row_digests)
             if self._name:
                 link["key"] = self._name
-            link["earlier"] = self._head.digest
+            link["earlier"] = self._last_link.digest
             body = json.dumps(link, ensure_ascii=False)
             digest = link_digest(body.encode(), self._key)
-            head = ChainHead(self._head.links + 1, digest, self._name)
+            head = ChainHead(self._last_link.links + 1, digest, self._name)
             cut_partial_line(self.path)  # a failed write is cut back to `size`, which must not include a partial line
             size = self.path.stat().st_size if self.path.exists() else 0
             try:
@@ -204,7 +204,9 @@ class Chain:
                     intact="earlier entries are complete",
                 ):
                     append_lines(self.path, [f'{body[:-1]}{_OWN.decode()}{digest}"}}'])
-                self._head, self._lines, self._rows = head, [], []
+                self._last_link = head
+                self._lines = []
+                self._row_digests = []
             except BaseException:
                 # After an interrupt, too, the link may be written completely. The next write would repeat it.
                 with suppress(OSError):
@@ -213,13 +215,13 @@ class Chain:
 
     def commit_noted(self, step: int) -> None:
         """Append a link with the remembered lines and rows, if there are any."""
-        if self._lines or self._rows:
+        if self._lines or self._row_digests:
             self.commit("record", step)
 
     def commit_end(self, step: int, outcome: str) -> None:
         """Append a link with the remembered lines and rows, then a link for the end of the process."""
         self.commit_noted(step)
-        if not self._lines and not self._rows:
+        if not self._lines and not self._row_digests:
             self.commit("end", step, outcome=outcome)
 
 

@@ -90,19 +90,19 @@ def _open_digest_lookup(folder: Path) -> Iterator[Callable[[str], bool]]:
         yield lambda digest: text.find(json.dumps(digest).encode()) >= 0
 
 
-def _stray_lines(folder: Path, path: Path, known: Callable[[str], bool]) -> Any:
+def _stray_lines(folder: Path, path: Path, is_linked: Callable[[str], bool]) -> Any:
     """Return the lines at the end of an episode file whose digests are in no link. None: no such line.
 
     A crash between writing and linking leaves such lines.
 
     Args:
-        known: Returns True for the digest of a linked line.
+        is_linked: Returns True for the digest of a linked line.
     """
     data = _read_bytes(path)
     end = start = data.rfind(b"\n") + 1
     while start > 0:
         begin = data.rfind(b"\n", 0, start - 1) + 1
-        if known(digest_of(data[begin:start])):
+        if is_linked(digest_of(data[begin:start])):
             break
         start = begin
     if start == end:
@@ -118,11 +118,11 @@ def _read_bytes(path: Path) -> bytes:
         return file.read()
 
 
-def _stray_rows(path: Path, step: int, known: Callable[[str], bool]) -> list[str]:
+def _stray_rows(path: Path, step: int, is_linked: Callable[[str], bool]) -> list[str]:
     """Return the digests of metrics rows up to `step` that are in no link.
 
     Args:
-        known: Returns True for the digest of a linked row.
+        is_linked: Returns True for the digest of a linked row.
     """
     if not has_record_file(path):
         return []
@@ -130,6 +130,6 @@ def _stray_rows(path: Path, step: int, known: Callable[[str], bool]) -> list[str
         lines = file.readlines()
     unlinked = [line for line, row in zip(lines, read_rows(path), strict=False) if row.get("step", -1) <= step]
     digests: list[str] = []
-    while unlinked and not known(digest := digest_of(unlinked.pop())):
+    while unlinked and not is_linked(digest := digest_of(unlinked.pop())):
         digests.insert(0, digest)
     return digests

@@ -46,7 +46,7 @@ class Checkpoint:
     score: float | None
     """Higher is better; None without a measurement, or if too few attempts count."""
     state: dict[str, Any] = field(default_factory=dict)
-    """The loop's own: task frontier, last validation."""
+    """State of the training loop: next task of the order, last validation."""
     measured: Measurement | None = None
     """The validation behind the score; None without a measurement at this step."""
     digests: dict[str, str] = field(default_factory=dict, repr=False)
@@ -63,7 +63,9 @@ class Checkpoint:
 
     def better_than(self, other: Checkpoint) -> bool:
         """True if this checkpoint's measurement replaces the other one's as the best."""
-        assert self.measured is not None and other.measured is not None, "only what has a score is compared"
+        assert self.measured is not None and other.measured is not None, (
+            "only checkpoints with a validation score are compared"
+        )
         return self.measured.beats(other.measured)
 
     def damage(self, *, tensors: bool = True) -> str:
@@ -81,7 +83,7 @@ class Checkpoint:
     def find_extra_files(self) -> str:
         """Describe files in the folder that were not written with the checkpoint, or "" without any."""
         present = {
-            str(each.relative_to(self.path)) for each in self.path.rglob("*") if each.is_symlink() or not each.is_dir()
+            str(path.relative_to(self.path)) for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir()
         }
         extra = sorted(present - self.digests.keys() - {STATE})
         return f"{', '.join(extra)}: ajet did not write it with the checkpoint" if extra else ""

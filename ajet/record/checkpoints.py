@@ -204,7 +204,9 @@ class Checkpoints:
         path = self._publish_checkpoint(partial, step)
         outlived = self.outlived()
         if self.chain is not None:
-            staying = {str(each.step): each.digest for each in self.all() if each not in outlived}
+            staying = {
+                str(checkpoint.step): checkpoint.digest for checkpoint in self.all() if checkpoint not in outlived
+            }
             self.chain.commit("checkpoint", step, checkpoint=staying[str(step)], kept=staying)
         self._remove_checkpoints(outlived)
         return path
@@ -251,7 +253,7 @@ class Checkpoints:
     def outlived(self) -> list[Checkpoint]:
         """Return the checkpoints to remove: all but the newest few and the best."""
         best = self.best() if self._keep_best else None
-        return [each for each in self.all()[: -self._keep] if best is None or each.step != best.step]
+        return [checkpoint for checkpoint in self.all()[: -self._keep] if best is None or checkpoint.step != best.step]
 
     def _remove_checkpoints(self, checkpoints: Iterable[Checkpoint]) -> None:
         for checkpoint in checkpoints:

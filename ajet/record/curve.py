@@ -250,15 +250,17 @@ class NotebookCurve:
     """Live curve of a notebook. `rows`: recorded rows so far; `show`: from `notebook_cell`."""
 
     def __init__(self, title: str, steps: int | None, rows: Sequence[Mapping[str, Any]], show: Show) -> None:
-        self._title, self._steps, self._show = title, steps, show
-        self._rows: list[Mapping[str, Any]] = list(rows)
-        self._line = ""
+        self._title = title
+        self._steps = steps
+        self._show_html = show
+        self._metric_rows: list[Mapping[str, Any]] = list(rows)
+        self._last_line = ""
         self.draw()
 
     def add(self, row: Mapping[str, float], line: str) -> None:
         """Add a row of a step or validation. `line` is the printed summary."""
-        self._rows.append({name: value for name, value in row.items() if math.isfinite(value)})  # as recorded
-        self._line = line
+        self._metric_rows.append({name: value for name, value in row.items() if math.isfinite(value)})  # as recorded
+        self._last_line = line
         self.draw()
 
     def draw(self, under_way: str = "") -> None:
@@ -267,11 +269,11 @@ class NotebookCurve:
         Args:
             under_way: Text on the present work.
         """
-        last = max((int(row["step"]) for row in self._rows), default=0)
+        last = max((int(row["step"]) for row in self._metric_rows), default=0)
         step_label = f"step {last}" + (f" of {self._steps}" if self._steps else "")
         words = " · ".join(html.escape(text) for text in (self._title, step_label, under_way) if text)
-        picture = render_svg(training_course(self._rows), held_out_course(self._rows))
-        self._show(f"<b>{words}</b><br>{picture}<pre>{html.escape(self._line)}</pre>")
+        picture = render_svg(training_course(self._metric_rows), held_out_course(self._metric_rows))
+        self._show_html(f"<b>{words}</b><br>{picture}<pre>{html.escape(self._last_line)}</pre>")
 
 
 def render_svg(training: MetricCurve, held_out: MetricCurve) -> str:

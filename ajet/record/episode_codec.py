@@ -149,20 +149,20 @@ def decode_outcome(row: dict[str, Any], blob: bytes) -> Outcome:
     return outcome
 
 
-_OUTCOME = tuple(each.name for each in fields(Outcome) if each.name not in OUTCOME_FLOATS)
+_OUTCOME = tuple(field.name for field in fields(Outcome) if field.name not in OUTCOME_FLOATS)
 
 
 class _ArrayReader:
     """Reads fields from an array. Fields must not overlap, as the encoder never writes such."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self._array, self._left = array, len(array)
+        self._array, self._remaining = array, len(array)
 
     def take_span(self, span: Sequence[int]) -> np.ndarray[Any, Any]:
         start, stop = span
-        if not 0 <= start <= stop <= len(self._array) or stop - start > self._left:
+        if not 0 <= start <= stop <= len(self._array) or stop - start > self._remaining:
             raise ValueError(f"the range {start} to {stop} is outside its arrays, or overlaps another field")
-        self._left -= stop - start
+        self._remaining -= stop - start
         return self._array[start:stop]
 
 
@@ -239,6 +239,7 @@ def leaf_calls(calls: Sequence[Call]) -> list[int]:
 
 
 def _encode_call(call: Call, arrays: _ArrayWriter) -> dict[str, Any]:
+    """Return the JSON row of a call. Token ids and log-probabilities go to `arrays`; the row has their positions."""
     row = {name: getattr(call, name) for name in CALL_PLAIN}
     row["messages"] = list(call.messages)
     row["versions"] = [list(run) for run in call.versions]

@@ -35,16 +35,16 @@ NAME = re.compile(r"step-(\d+)(?:\.(\w+))?\.jsonl")
 
 
 class EpisodeFiles:
-    """The episodes of one run. Training's are in `step-N.jsonl`, another split's in `step-N.SPLIT.jsonl`."""
+    """The recorded episodes of one run: of training in `step-N.jsonl`, of validation in `step-N.validation.jsonl`."""
 
     def __init__(self, folder: Path, redact: Redactor | None = None) -> None:
         self.folder = folder
         self._redact = redact or Redactor({})
         self.on_written: OnWritten | None = None
-        """Called with the episodes after a write."""
+        """Called with the episodes after they were written."""
         self.chain: Chain | None = None
         """Receives each written line for the next link."""
-        self._ends: dict[Path, tuple[int, int, int]] = {}
+        self._file_ends: dict[Path, tuple[int, int, int]] = {}
         """Per line file: size after the last write, end of the blob, number of lines."""
 
     def path(self, step: int, split: str = "train") -> Path:
@@ -75,7 +75,7 @@ class EpisodeFiles:
             path = self.path(step, split)
             cut_partial_line(path)
             size = path.stat().st_size if path.exists() else 0
-            last_size, end, count = self._ends.get(path, (-1, 0, 0))
+            last_size, end, count = self._file_ends.get(path, (-1, 0, 0))
             if last_size != size:
                 ends = [row["blob"]["offset"] + row["blob"]["length"] for row in read_rows(path)]
                 end, count = max(ends, default=0), len(ends)
@@ -89,7 +89,7 @@ class EpisodeFiles:
                 with contextlib.suppress(OSError):  # a name needs no descriptor; the first error is raised
                     os.truncate(path, size)
                 raise
-            self._ends[path] = (path.stat().st_size, end, count + len(lines))
+            self._file_ends[path] = (path.stat().st_size, end, count + len(lines))
             if self.chain is not None and linked:
                 file = f"{self.folder.name}/{path.name}"
                 self.chain.note_lines(LinkedLines(file, count + 1, size, blob_at, linked))
@@ -263,7 +263,9 @@ class EpisodeWriter:
     """
 
     def __init__(self, files: EpisodeFiles, step: int, split: str) -> None:
-        self._files, self._step, self._split = files, step, split
+        self._files = files
+        self._step = step
+        self._split = split
         self._queue: queue.SimpleQueue[Episode | None] = queue.SimpleQueue()
         self._problem: Exception | None = None
         self._thread = threading.Thread(target=self._write_queue, name="ajet-episodes", daemon=True)

@@ -178,9 +178,9 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
     return value
 
 
-def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
+def read_json(path: Path, limit: int = MOST_BYTES) -> dict[str, Any]:
     """Return the JSON object in a file. Raises OSError, and ValueError for any other content."""
-    return parse_object(read_record_file(path, most))
+    return parse_object(read_record_file(path, limit))
 
 
 def next_line(stream: BinaryIO) -> bytes:
@@ -309,7 +309,7 @@ def _error_matches(error: BaseException, numbers: Collection[int], words: Collec
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in numbers:
             return True
-        if any(each in str(cause).lower() for each in words):
+        if any(word in str(cause).lower() for word in words):
             return True
         cause = cause.__cause__ or cause.__context__
     return False

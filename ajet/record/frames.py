@@ -133,6 +133,7 @@ def _make_frame(rows: list[dict[str, Any]]) -> DataFrame:
 
 
 def _episode_rows(episode: Episode, outcome: Outcome) -> Iterator[dict[str, Any]]:
+    """Yield the row of the table `episodes`: one per episode, with its outcome in training."""
     verdict, failure, policy = episode.verdict, episode.failure, episode.policy
     yield {
         "uuid": episode.uuid,

@@ -104,13 +104,13 @@ def detect_gaming(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[EpisodeS
     steps = [row for row in rows if isinstance(row.get("train/reward"), int | float)]
     if len(steps) < 2 * WINDOW:
         return None
-    glimpses = [each for each in glimpses if each.step >= steps[0]["step"]]
+    glimpses = [glimpse for glimpse in glimpses if glimpse.step >= steps[0]["step"]]
     rise = _reward_rise([row["train/reward"] for row in steps])
     if rise is None:
         return None
     first, last = steps[WINDOW - 1]["step"], steps[-WINDOW]["step"]
-    before = [each for each in glimpses if each.step <= first]
-    now = [each for each in glimpses if each.step >= last]
+    before = [glimpse for glimpse in glimpses if glimpse.step <= first]
+    now = [glimpse for glimpse in glimpses if glimpse.step >= last]
     rewarded = [each for each in now if each.reward > fmean(g.reward for g in before)] if before else []
     flat = _flat_validation_sign(rows, rise)
     signs: list[tuple[str, list[EpisodeSummary]]] = []
@@ -123,8 +123,11 @@ def detect_gaming(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[EpisodeS
         return None
     weight = Counter[str]()
     for _, suspects in signs:
-        weight.update(each.uuid for each in suspects)
-    order = sorted(rewarded, key=lambda each: (-weight[each.uuid], -each.reward, -each.step, each.task, each.repeat))
+        weight.update(suspect.uuid for suspect in suspects)
+    order = sorted(
+        rewarded,
+        key=lambda episode: (-weight[episode.uuid], -episode.reward, -episode.step, episode.task, episode.repeat),
+    )
     return GamingAlarm(int(steps[-1]["step"]), tuple(sign for sign, _ in signs), tuple(_first_of_each_task(order)))
 
 
@@ -172,17 +175,17 @@ def _length_drift_signs(
     if first <= 0 or last <= 0 or 1 / DRIFT < last / first < DRIFT:
         return []
     longer = last > first
-    extreme = sorted(rewarded, key=lambda each: each.tokens, reverse=longer)[:NAMED]
+    extreme = sorted(rewarded, key=lambda episode: episode.tokens, reverse=longer)[:NAMED]
     return [(f"the length of replies went from {first:.0f} to {last:.0f} tokens", extreme)]
 
 
 def _common_answer_signs(
-    before: Sequence[EpisodeSummary], rewarded: Sequence[EpisodeSummary]
+    first_episodes: Sequence[EpisodeSummary], rewarded: Sequence[EpisodeSummary]
 ) -> list[tuple[str, list[EpisodeSummary]]]:
     """Return a sign if one answer, rare at first and not the right answer, dominates most tasks.
 
     Args:
-        before: Episodes of the first steps.
+        first_episodes: Episodes of the first steps.
         rewarded: Late episodes with more than the early mean reward.
     """
     open_ = [each for each in rewarded if each.answer]
@@ -190,7 +193,7 @@ def _common_answer_signs(
         return []
     (answer, count), *_ = Counter(each.answer for each in open_).most_common(1)
     those = [each for each in open_ if each.answer == answer]
-    at_first = sum(each.answer == answer for each in before) / max(len(before), 1)
+    at_first = sum(episode.answer == answer for episode in first_episodes) / max(len(first_episodes), 1)
     mostly_right = sum(each.is_right for each in those) > len(those) / 2
     if (
         count < TAKEN_OVER * len(open_)
@@ -212,13 +215,16 @@ def _common_answer_signs(
 
 
 def _refusal_signs(
-    before: Sequence[EpisodeSummary], rewarded: Sequence[EpisodeSummary]
+    first_episodes: Sequence[EpisodeSummary], rewarded: Sequence[EpisodeSummary]
 ) -> list[tuple[str, list[EpisodeSummary]]]:
     """Return a sign if rewarded answers increasingly refuse."""
     those = [each for each in rewarded if each.is_refusal]
     if not those or len({each.task for each in those}) < TASKS:
         return []
-    now, at_first = len(those) / len(rewarded), sum(each.is_refusal for each in before) / max(len(before), 1)
+    now, at_first = (
+        len(those) / len(rewarded),
+        sum(episode.is_refusal for episode in first_episodes) / max(len(first_episodes), 1),
+    )
     if now < at_first + REFUSING:
         return []
     return [(f"{now:.0%} of the rewarded answers refuse the task ({at_first:.0%} at first)", those)]

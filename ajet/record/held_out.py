@@ -71,7 +71,9 @@ class Measurement:
         return cls(attempts, value["left_out"], str(value.get("judge", "")))
 
     def _lowest_reward(self) -> float | None:
-        return min((value for each in self.attempts.values() for value in each if value is not None), default=None)
+        return min(
+            (value for attempt in self.attempts.values() for value in attempt if value is not None), default=None
+        )
 
     def _task_means(self, failed: float) -> dict[str, float]:
         return {

@@ -36,7 +36,7 @@ def image_characters(value: Any) -> int:
 
 def last_words(messages: list[Any]) -> str:
     """Return the text of the last reply, or its tool calls if the reply has no text."""
-    replies = [each for each in messages if isinstance(each, dict) and each.get("role") == "assistant"]
+    replies = [message for message in messages if isinstance(message, dict) and message.get("role") == "assistant"]
     if not replies:
         return ""
     calls = [call.get("function") or {} for call in replies[-1].get("tool_calls") or () if isinstance(call, dict)]

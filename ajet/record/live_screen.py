@@ -62,18 +62,20 @@ class LiveLine:
     def __init__(
         self, lines: Callable[[], Sequence[str]], console: Console | None = None, *, every_s: float = EVERY_S
     ) -> None:
-        self._lines, self._console, self._every = lines, console or shared_console, every_s
-        self._live: Live | None = None
+        self._build_lines = lines
+        self._console = console or shared_console
+        self._line_interval_s = every_s
+        self._live_display: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(
+            self._live_display = Live(
                 get_renderable=self._draw_lines, console=self._console, auto_refresh=False, transient=True
             )  # its own thread would go on drawing over a prompt
-        self._over = threading.Event()
+        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run_redraws, name="ajet-live-line", daemon=True)
 
     def __enter__(self) -> LiveLine:
-        if self._live is not None:
-            begin(partial(self._live.start, refresh=True), self._live.stop)
+        if self._live_display is not None:
+            begin(partial(self._live_display.start, refresh=True), self._live_display.stop)
         self._thread.start()
         return self
 
@@ -84,27 +86,27 @@ class LiveLine:
 
     def close(self) -> None:
         """Remove the lines from the screen. Idempotent."""
-        self._over.set()
+        self._is_over.set()
         if self._thread.is_alive():
             self._thread.join()
-        if self._live is not None:
-            self._live.stop()
+        if self._live_display is not None:
+            self._live_display.stop()
 
     def _run_redraws(self) -> None:
-        while not self._over.wait(REDRAW_S if self._live is not None else self._every):
+        while not self._is_over.wait(REDRAW_S if self._live_display is not None else self._line_interval_s):
             paused = is_prompting()
-            if self._live is None:
+            if self._live_display is None:
                 if not paused:
-                    text = " · ".join(self._lines())
+                    text = " · ".join(self._build_lines())
                     self._console.print(Text(printable(text)), soft_wrap=True)
             elif paused:
-                self._live.stop()
+                self._live_display.stop()
             else:
-                self._live.start()
-                self._live.refresh()
+                self._live_display.start()
+                self._live_display.refresh()
 
     def _draw_lines(self) -> Text:
-        first, *others = [printable(line) for line in self._lines()] or [""]
+        first, *others = [printable(line) for line in self._build_lines()] or [""]
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(first, style="cyan")
         for line in others:

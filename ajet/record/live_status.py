@@ -107,33 +107,33 @@ def read_live_status(folder: Path, checkpoints: Checkpoints | None = None) -> Li
     return live
 
 
-def format_prometheus(found: LiveStatus) -> str:
+def format_prometheus(status: LiveStatus) -> str:
     """Return the status in the text format of Prometheus, for example for a node exporter's textfile collector."""
     values: dict[str, tuple[str, dict[str, float]]] = {
-        "ajet_running": ("1 if the run is in progress, else 0", {"": float(found.state == "running")}),
-        "ajet_step": ("present training step", {"": found.step}),
-        "ajet_phase_age_seconds": ("time in the current phase", {f'phase="{found.phase}"': found.phase_age or 0.0}),
-        "ajet_updated_age_seconds": ("time since the run last wrote its status", {"": found.updated_age or 0.0}),
+        "ajet_running": ("1 if the run is in progress, else 0", {"": float(status.state == "running")}),
+        "ajet_step": ("present training step", {"": status.step}),
+        "ajet_phase_age_seconds": ("time in the current phase", {f'phase="{status.phase}"': status.phase_age or 0.0}),
+        "ajet_updated_age_seconds": ("time since the run last wrote its status", {"": status.updated_age or 0.0}),
         "ajet_depth": (
             "number of positions (tasks) and groups in each state",
-            {f'of="{k}"': v for k, v in found.depths.items()},
+            {f'of="{k}"': v for k, v in status.depths.items()},
         ),
         "ajet_oldest_seconds": (
             "time since the oldest lease began, and since the group that waits longest was complete",
-            {f'of="{name}"': age for name, age in found.oldest.items()},
+            {f'of="{name}"': age for name, age in status.oldest.items()},
         ),
-        **_sampler_metrics(found.samplers),
-        "ajet_rate": ("rates over the last steps", {f'of="{name}"': v for name, v in found.rates.items()}),
-        "ajet_share": ("share of a step's time", {f'of="{name}"': v for name, v in found.shares.items()}),
+        **_sampler_metrics(status.samplers),
+        "ajet_rate": ("rates over the last steps", {f'of="{name}"': v for name, v in status.rates.items()}),
+        "ajet_share": ("share of a step's time", {f'of="{name}"': v for name, v in status.shares.items()}),
         "ajet_staleness_episodes": (
             "episodes of the last step, by their age in steps",
-            {f'steps="{steps}"': count for steps, count in found.staleness.items()},
+            {f'steps="{steps}"': count for steps, count in status.staleness.items()},
         ),
-        "ajet_reward": ("mean reward of the last step", {} if found.reward is None else {"": found.reward}),
-        "ajet_checkpoint_step": ("latest", {} if found.checkpoint is None else {"": found.checkpoint}),
+        "ajet_reward": ("mean reward of the last step", {} if status.reward is None else {"": status.reward}),
+        "ajet_checkpoint_step": ("latest", {} if status.checkpoint is None else {"": status.checkpoint}),
     }
     lines = []
-    run = _escape_label(found.run)
+    run = _escape_label(status.run)
     for name, (words, labelled) in values.items():
         if labelled:
             lines += [f"# HELP {name} {words}", f"# TYPE {name} gauge"]
@@ -154,9 +154,9 @@ def _sampler_metrics(samplers: list[dict[str, Any]]) -> dict[str, tuple[str, dic
         f"ajet_sampler_{name}": (
             help_text,
             {
-                f'sampler="{_escape_label(each["name"])}"': float(each[key])
-                for each in samplers
-                if (key := keys.get(name, name)) in each
+                f'sampler="{_escape_label(sampler["name"])}"': float(sampler[key])
+                for sampler in samplers
+                if (key := keys.get(name, name)) in sampler
             },
         )
         for name, help_text in words.items()
@@ -184,27 +184,27 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
     return newest_first[::-1]
 
 
-def _add_rates(found: LiveStatus, rows: list[dict[str, Any]]) -> None:
+def _add_rates(status: LiveStatus, rows: list[dict[str, Any]]) -> None:
     """Add rates and shares of time, computed over these rows, to the status."""
     seconds = [row.get("seconds/step") for row in rows]
-    total = sum(each for each in seconds if each)
+    total = sum(second for second in seconds if second)
     if not total:
         return
-    found.rates["steps_per_hour"] = 3600 * len(rows) / total
+    status.rates["steps_per_hour"] = 3600 * len(rows) / total
     for name, key in (("episodes_per_second", "train/episodes"), ("tokens_per_second", "train/sampled_tokens")):
         if any(key in row for row in rows):
-            found.rates[name] = sum(row.get(key) or 0 for row in rows) / total
+            status.rates[name] = sum(row.get(key) or 0 for row in rows) / total
     for name in ("rollout", "update"):
         if any(f"seconds/{name}" in row for row in rows):
-            found.shares[name] = sum(row.get(f"seconds/{name}") or 0.0 for row in rows) / total
+            status.shares[name] = sum(row.get(f"seconds/{name}") or 0.0 for row in rows) / total
 
 
-def _describe_waiting_side(found: LiveStatus, depths: dict[str, int]) -> str:
+def _describe_waiting_side(status: LiveStatus, depths: dict[str, int]) -> str:
     """Return a text on which side waits for the other, trainer or samplers, and for what share of the time.
 
     Colocated sides wait in turns. Remote samplers continue while positions are free.
     """
-    rollout_share, update_share = found.shares.get("rollout"), found.shares.get("update")
+    rollout_share, update_share = status.shares.get("rollout"), status.shares.get("update")
     if rollout_share is None or update_share is None:
         return ""
     if "samplers" in depths:

@@ -115,7 +115,7 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._mine: Holder | None = None
+        self._own_holder: Holder | None = None
         self._guard: FileLock | None = None
 
     @property
@@ -148,8 +148,8 @@ class RunLock:
             if holder is not None and holder.alive(unlocked=missing is None):
                 self._let_go()
                 return holder
-            self._mine = Holder(ProcessIdentity.of(os.getpid()), missing is None)
-            write_atomically(self.path, self._mine.written())
+            self._own_holder = Holder(ProcessIdentity.of(os.getpid()), missing is None)
+            write_atomically(self.path, self._own_holder.written())
         except BaseException:
             self.release()
             raise
@@ -161,7 +161,7 @@ class RunLock:
 
     def release(self) -> None:
         """Release the lock if it is still this process's. Idempotent."""
-        mine, self._mine = self._mine, None
+        mine, self._own_holder = self._own_holder, None
         if mine is not None and mine.process.pid == os.getpid() and Holder.read(self.path) == mine:
             try:
                 self.path.unlink(missing_ok=True)

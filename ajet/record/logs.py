@@ -52,20 +52,20 @@ class LogFile:
         self.path = path
         self._redact = redact
         self._file = io.FileIO(open_record_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
-        self._lost = 0
+        self._lost_count = 0
         self._sink: LogSink | None = LogSink(self._write_message, level="DEBUG", format=FORMAT)
 
     def _write_message(self, message: Any) -> None:
         text = replace_control_characters(self._redact(str(message)))
-        if self._lost:
-            text = f"({self._lost} earlier messages could not be written)\n{text}"
+        if self._lost_count:
+            text = f"({self._lost_count} earlier messages could not be written)\n{text}"
         try:
             self._file.write(text.encode(errors="backslashreplace"))
-            self._lost = 0
+            self._lost_count = 0
         except OSError as error:
-            if not self._lost:
+            if not self._lost_count:
                 console.print(f"warning: {self.path} cannot be written: {error.strerror}", markup=False, soft_wrap=True)
-            self._lost += 1
+            self._lost_count += 1
 
     def close(self) -> None:
         """Stop logging to the file. Idempotent."""
@@ -92,7 +92,9 @@ class LogSink:
 
     def __init__(self, write: Callable[[Any], None], *, level: str, format: str) -> None:
         # diagnose would write the values of local variables, keys among them, into tracebacks
-        self._write, self._level, self._format = write, level, format
+        self._write = write
+        self._level = level
+        self._format = format
         with _lock:
             self._add_to_logger()
             _sinks.append(self)
@@ -131,9 +133,9 @@ def _remove_others(handler_id: int | None = None) -> None:
     with _lock:
         if handler_id is None:
             _remove_from_logger()
-            for each in _sinks:
-                each._add_to_logger()
-        elif not any(each.number == handler_id for each in _sinks):
+            for sink in _sinks:
+                sink._add_to_logger()
+        elif not any(sink.number == handler_id for sink in _sinks):
             try:
                 _remove_from_logger(_first if handler_id == FIRST else handler_id)
             except ValueError:

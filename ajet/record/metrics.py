@@ -76,7 +76,7 @@ class Metrics:
         self.path = path
         self.trackers = Trackers(trackers)
         self._redact = redact or Redactor({})
-        self._every = every
+        self._every_steps = every
         self.chain: Chain | None = None
         """Chain committed after each row."""
         self.judge = ""
@@ -100,7 +100,7 @@ class Metrics:
                 self.chain.note_row(line)
                 self.chain.commit("step" if "tasks" in more else "record", step)
             finite = {name: value for name, value in numbers.items() if value is not None}
-            if step % self._every == 0 or any(name.startswith("validation/") for name in finite):
+            if step % self._every_steps == 0 or any(name.startswith("validation/") for name in finite):
                 self.trackers.metrics(step, finite)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ class Metrics:
         self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]
     ) -> None:
         """Send recorded episodes to the trackers."""
-        if step % self._every == 0 or split == "validation":
+        if step % self._every_steps == 0 or split == "validation":
             with self._lock:
                 self.trackers.episodes(step, split, episodes, outcomes)
 

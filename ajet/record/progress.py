@@ -25,9 +25,9 @@ class Progress:
     def __init__(self, console: Console | None = None, *, line_every_s: float = LINE_EVERY_S) -> None:
         self.console = console or shared_console
         self.line_every_s = line_every_s
-        self._bars: RichProgress | None = None
+        self._rich_progress: RichProgress | None = None
         if self.console.is_terminal:
-            self._bars = RichProgress(
+            self._rich_progress = RichProgress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=30),
                 MofNCompleteColumn(),
@@ -44,8 +44,8 @@ class Progress:
         return ProgressBar(self, title, total, unit, done)
 
     def __enter__(self) -> Progress:
-        if self._bars is not None:
-            begin(self._bars.start, self._bars.stop)
+        if self._rich_progress is not None:
+            begin(self._rich_progress.start, self._rich_progress.stop)
         return self
 
     def __exit__(
@@ -55,35 +55,39 @@ class Progress:
 
     def close(self) -> None:
         """Take all bars off the screen. Idempotent."""
-        if self._bars is not None:
-            self._bars.stop()
+        if self._rich_progress is not None:
+            self._rich_progress.stop()
 
 
 class ProgressBar:
     """A bar that counts towards a total."""
 
     def __init__(self, progress: Progress, title: str, total: int | None, unit: str, done: int) -> None:
-        self.progress, self.title, self.total, self.unit, self.done = progress, title, total, unit, done
+        self.progress = progress
+        self.title = title
+        self.total = total
+        self.unit = unit
+        self.done = done
         self._note = ""
-        self._began = self._shown = time.monotonic()
+        self._began_at = self._shown_at = time.monotonic()
         self._lines = 0
         self._id: TaskID | None = None
-        if progress._bars is not None:
-            self._id = progress._bars.add_task(title, total=total, completed=done, unit=unit, note="")
+        if progress._rich_progress is not None:
+            self._id = progress._rich_progress.add_task(title, total=total, completed=done, unit=unit, note="")
 
     def advance(self, count: int = 1, note: str | None = None) -> None:
         """Advance by `count`. `note` is shown next to the bar until replaced."""
         self.done += count
         self._note = self._note if note is None else note
-        bars = self.progress._bars
+        bars = self.progress._rich_progress
         if bars is not None and self._id is not None:
             bars.update(self._id, completed=self.done, note=self._note)
-        elif time.monotonic() - self._shown >= self.progress.line_every_s:
+        elif time.monotonic() - self._shown_at >= self.progress.line_every_s:
             self._print_line()
 
     def close(self) -> None:
         """Remove the bar. Plain output gets a last line if any line was printed."""
-        bars = self.progress._bars
+        bars = self.progress._rich_progress
         if bars is not None and self._id is not None:
             bars.remove_task(self._id)
             self._id = None
@@ -100,9 +104,9 @@ class ProgressBar:
         self.close()
 
     def _print_line(self) -> None:
-        self._shown = time.monotonic()
+        self._shown_at = time.monotonic()
         self._lines += 1
         count = str(self.done) if self.total is None else f"{self.done}/{self.total}"
-        words = [f"{self.title}: {count}", self.unit, f"after {self._shown - self._began:.0f} s"]
+        words = [f"{self.title}: {count}", self.unit, f"after {self._shown_at - self._began_at:.0f} s"]
         text = " ".join(word for word in words if word) + (f", {self._note}" if self._note else "")
         self.progress.console.print(text, markup=False, soft_wrap=True)

@@ -16,8 +16,8 @@ from weakref import WeakSet
 class RateLimiter:
     """Limits how often a line is logged, per name. Expired names are forgotten."""
 
-    def __init__(self, every: float) -> None:
-        self._every, self._lock = every, threading.Lock()
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s, self._lock = interval_s, threading.Lock()
         self._last_times: dict[Hashable, float] = {}
         _limiters.add(self)
 
@@ -25,7 +25,7 @@ class RateLimiter:
         """Return True if the line of this name may be logged now. The call then counts as the line."""
         now = time.monotonic()
         with self._lock:
-            self._last_times = {each: last for each, last in self._last_times.items() if now - last < self._every}
+            self._last_times = {each: last for each, last in self._last_times.items() if now - last < self._interval_s}
             if name in self._last_times:
                 return False
             self._last_times[name] = now
@@ -39,8 +39,8 @@ _limiters: WeakSet[RateLimiter] = WeakSet()
 
 
 def _reset_after_fork() -> None:
-    for each in _limiters:
-        each._reset_state()
+    for limiter in _limiters:
+        limiter._reset_state()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

@@ -68,7 +68,7 @@ class RunIdentity:
             base, yaml = (None if content[name] is None else str(content[name]) for name in ("base", "yaml"))
             code = {str(key): dict(files) for key, files in content["code"].items()}
             changes = [dict(each) for each in content["changes"]]
-            if not all(isinstance(each["step"], int) and isinstance(each["judge"], bool) for each in changes):
+            if not all(isinstance(change["step"], int) and isinstance(change["judge"], bool) for change in changes):
                 raise ValueError("a recorded change has no step")
             run_id, backbone, place, judge = (str(content[name]) for name in ("run_id", "backbone", "place", "judge"))
             return cls(run_id, backbone, training, set_keys, base, yaml, place, code, judge, changes)
@@ -129,7 +129,7 @@ def last_judge_change(folder: Path) -> int | None:
         identity = RunIdentity.read(folder)
     except (UserError, OSError):
         return None
-    steps = [each["step"] for each in identity.changes if each["judge"]] if identity else []
+    steps = [change["step"] for change in identity.changes if change["judge"]] if identity else []
     return steps[-1] if steps else None
 
 

@@ -64,9 +64,9 @@ def find_files_to_remove(
     removal.steps = [each.step for each in outlived]
     removal.paths["checkpoints"] = [each.path for each in outlived]
     if by_hand:
-        partial = [path for each in LEFTOVERS for path in sorted(checkpoints.folder.glob(each))]
+        partial = [path for leftover in LEFTOVERS for path in sorted(checkpoints.folder.glob(leftover))]
         removal.paths["leftovers"] = [path for path in partial if not _is_to_come_back(path)]
-    staying = [each.step for each in checkpoints.all() if each.step not in removal.steps]
+    staying = [checkpoint.step for checkpoint in checkpoints.all() if checkpoint.step not in removal.steps]
     files = sorted(_list_episode_files(folder / "episodes"), reverse=True)
     steps = sorted({step for step, _ in files}, reverse=True)
     oldest = min(staying, default=-1)

@@ -76,9 +76,12 @@ class RunDirectory:
     """Notices on the choice of the folder, already logged."""
 
     def __init__(self, experiment: Experiment, place: RunPlace, kind: Kind, redact: Redactor) -> None:
-        self.path, self.name, self.resumed, self.notes = place.folder, place.name, place.resumed, place.notes
+        self.path = place.folder
+        self.name = place.name
+        self.resumed = place.resumed
+        self.notes = place.notes
         self.experiment = experiment
-        self._place = place
+        self._run_place = place
         self._lock: RunLock | None = place.lock
         self.run_id = place.run_id
         self.redact = redact
@@ -106,9 +109,9 @@ class RunDirectory:
         self.metrics.judge, self.judge_change = place.judge, place.judge_change
         self.episodes.on_written = self.metrics.track_episodes
         self._write_description(experiment, redact)
-        self._bounds = RetentionBounds(None, None)
+        self._retention = RetentionBounds(None, None)
         if self.chain is not None:
-            self._bounds = RetentionBounds(trainer.keep_episodes, trainer.keep_arrays)
+            self._retention = RetentionBounds(trainer.keep_episodes, trainer.keep_arrays)
             self._had_links = self.chain.has_links
             facts = start_facts(self.path, self.run_id, experiment, self.resumed, self.checkpoints.folder)
             self.chain.commit("start", self.resumed.step if self.resumed else 0, **facts)
@@ -174,7 +177,7 @@ class RunDirectory:
         if self._taken_up:
             return
         self._taken_up = True
-        self._place.confirm_start()
+        self._run_place.confirm_start()
         step = self.resumed.step if self.resumed else None
         with files.explain_write_errors("the record of the run", self.path, intact="its checkpoints are unchanged"):
             self._forget_later(step)
@@ -196,9 +199,9 @@ class RunDirectory:
 
     def retain(self) -> None:
         """Remove records beyond `keep_episodes` and `keep_arrays` after a saved checkpoint."""
-        if self.chain is None or self._bounds == RetentionBounds(None, None):
+        if self.chain is None or self._retention == RetentionBounds(None, None):
             return
-        if removable := find_files_to_remove(self.path, self.checkpoints, self._bounds):
+        if removable := find_files_to_remove(self.path, self.checkpoints, self._retention):
             remove_files(self.path, self.chain, removable, step=self.status.get("step"), why="the run's own bounds")
 
     def recovery(self, begun: Iterable[int], left: Sequence[int] = (), *, dead: Iterable[int] = ()) -> str:
@@ -211,7 +214,7 @@ class RunDirectory:
             left: finished positions without a metrics row.
             dead: positions that the store leases no more after failures.
         """
-        assert self.resumed is not None, "it goes on from something"
+        assert self.resumed is not None, "only a resumed run is recovered"
         is_own = self.resumed.path.parent.resolve() == self.checkpoints.folder.resolve()
         path = self.metrics.path if is_own else self.resumed.path.parents[1] / self.metrics.path.name
         rows = [*read_rows(path), {"discarded": left}]
@@ -249,10 +252,10 @@ class RunDirectory:
         """
         self.close("failed")
         if not self._own_folder:
-            if (meanwhile := self._place.restore_archived_run()) is not None:
+            if (meanwhile := self._run_place.restore_archived_run()) is not None:
                 logger.warning("the run ended without a result, so {} is {} again", meanwhile, self.name)
             if not self._taken_up:
-                self._place.remove_unused_folder()
+                self._run_place.remove_unused_folder()
         elif not self.episodes.folder.exists():
             _remove_own_folder(self.path)
 
@@ -295,10 +298,10 @@ def redactor_of(experiment: Experiment) -> Redactor:
 def _format_command(arguments: Sequence[str]) -> str:
     """Return the command line without values of secret options, such as Ray's --redis-password."""
     words = []
-    for each in arguments:
-        name, equals, _ = each.partition("=")
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
         secret = equals and name.startswith("--") and is_secret_name(name)
-        words.append(f"{name}={HIDDEN}" if secret else each)
+        words.append(f"{name}={HIDDEN}" if secret else argument)
     return shlex.join(words)
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 START_FILES = {*SETTLED, CHAIN_FILE, LOCK_FILE, GUARD, ASIDE_FILE, "command", "status.json", "logs", "services"}
-"""Files of a start before anything is loaded; a folder with only these files holds no run data."""
+"""Files that a start writes before it loads anything. A folder with only these files has no data of a run."""
 OTHER_RUN_FOLDERS = {"debug", "eval", "prompt", "serve"}
 """Folders of untrained runs of the same name."""
 
@@ -53,14 +53,16 @@ class RunPlace:
     """The choice of a run's folder, the folder's lock, and the checkpoint to continue from."""
 
     def __init__(self, folder: Path, name: str, lock: RunLock | None) -> None:
-        self.folder, self.name, self.lock = folder, name, lock
+        self.folder = folder
+        self.name = name
+        self.lock = lock
         self.notes: list[str] = []
         self.resumed: Checkpoint | None = None
         self.run_id = uuid.uuid4().hex
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.chain: Chain | None = None
         """Chain of a training run."""
-        self._archived: ArchivedRun | None = None
+        self._archived_run: ArchivedRun | None = None
         """The replaced run, until this run has a result."""
         self._restored_moves: list[tuple[Path, Path]] = []
         """(current path, restored path) of restored folders."""
@@ -200,7 +202,7 @@ class RunPlace:
         self.judge = digest_judge(experiment, code)
         if earlier and self.resumed is not None:
             changes = self._all_changes(earlier, changed, [key for key, _, _ in differences])
-            rejudged = [each["step"] for each in changes if each["judge"]]
+            rejudged = [change["step"] for change in changes if change["judge"]]
             self.judge_change = self.resumed.step if self.resumed.step in rejudged else None
         self.chain = Chain(self.folder, key=chain_key())
         place, judge = str(self.folder.absolute()), self.judge
@@ -213,7 +215,7 @@ class RunPlace:
         self, earlier: RunIdentity, changed: Mapping[str, list[str]], settings: list[str]
     ) -> list[dict[str, Any]]:
         """Return the recorded changes plus the changes of this start."""
-        assert self.resumed is not None, "it goes on from a checkpoint"
+        assert self.resumed is not None, "only a run resumed from a checkpoint gets here"
         step, rejudged = self.resumed.step, bool(earlier.judge) and earlier.judge != self.judge
         if rejudged:
             self.notes.append(
@@ -342,7 +344,7 @@ class RunPlace:
 
     def _archive_run(self) -> ArchivedRun:
         """Rename the folder to EXPERIMENT.old-N and lock an empty one. Returns the archived run."""
-        self._archived = archived = ArchivedRun.archive_run(self.folder, self._checkpoint_folders())
+        self._archived_run = archived = ArchivedRun.archive_run(self.folder, self._checkpoint_folders())
         (archived.old / LOCK_FILE).unlink(missing_ok=True)
         if self.lock is not None:
             self.lock.release()
@@ -361,7 +363,7 @@ class RunPlace:
         if (archived := ArchivedRun.find_archived(self.folder)) is None:
             return
         if not (self._holds_only(START_FILES) and archived.is_restorable):
-            self._archived = archived
+            self._archived_run = archived
             self.notes.append(f"the folder of the earlier run of {self.name} was kept as {archived.old.name}")
             return
         lock, keep = RunLock(archived.old), None
@@ -394,8 +396,8 @@ class RunPlace:
 
     def confirm_start(self) -> None:
         """Note that the run has a result, so an archived earlier run keeps its new name."""
-        if self._archived is not None:
-            self._archived.remove_mark()
+        if self._archived_run is not None:
+            self._archived_run.remove_mark()
 
     def remove_unused_folder(self) -> None:
         """Remove the files of a start without a result.
@@ -404,7 +406,7 @@ class RunPlace:
         """
         if (
             not self.is_new_folder
-            or self._archived is not None
+            or self._archived_run is not None
             or not self._holds_only((START_FILES | OTHER_RUN_FOLDERS) - {"services"})
         ):
             return
@@ -438,7 +440,7 @@ class RunPlace:
             None if nothing is restored: without an archived run, with further files in the folder, or if another
                 process holds the folder.
         """
-        archived = self._archived
+        archived = self._archived_run
         if (
             archived is None
             or not self._holds_only(START_FILES)

@@ -178,7 +178,7 @@ def failure_reward(attempts: Iterable[AttemptRecord]) -> float:
 EXACT_UP_TO = 14
 """Maximum number of differing tasks for the exact permutation test."""
 EXCHANGES = 20_000
-"""Number of random exchanges above EXACT_UP_TO."""
+"""Number of random exchanges in the permutation test of more than EXACT_UP_TO differing tasks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from ajet.record.secrets import Redactor
 from ajet.schema.errors import UserError
 
 TO_VALIDATE = "to_validate"
-"""The field with the number of episodes that a validation plays."""
+"""Field of status.json: number of episodes that the running validation still has to play."""
 
 
 class StatusFile:
@@ -46,7 +46,7 @@ class StatusFile:
             "processes": [_process_entry(mine, "run")],
         }
         self._content["updated"] = self._content["since"] = self._content["started"]
-        self._failing = False
+        self._is_failing = False
         self._write_file()
 
     def set(self, **values: Any) -> None:
@@ -60,11 +60,11 @@ class StatusFile:
             try:
                 self._write_file()
             except OSError as error:
-                if not self._failing:
+                if not self._is_failing:
                     logger.warning("the status of the run cannot be written to {}: {}", self._path, error.strerror)
-                self._failing = True
+                self._is_failing = True
             else:
-                self._failing = False
+                self._is_failing = False
 
     def _write_file(self) -> None:
         text = json.dumps(self._redact.tree(self._content), indent=1, ensure_ascii=False)

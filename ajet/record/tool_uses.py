@@ -28,7 +28,9 @@ NAME = 1_000
 CUT = "cut"
 """Key of shortened arguments: their beginning, next to the digest."""
 _ERRORS = frozenset(get_args(ToolError))
-_DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(ToolUse) if isinstance(each.default, str | int)}
+_DEFAULTS: dict[str, Any] = {
+    field.name: field.default for field in fields(ToolUse) if isinstance(field.default, str | int)
+}
 
 
 def canonical_json(arguments: Mapping[str, Any]) -> str:
@@ -89,7 +91,7 @@ def size_of(use: ToolUse) -> int:
 
 def encode_uses(uses: Sequence[ToolUse]) -> list[dict[str, Any]]:
     """Return rows of an episode's line without default values."""
-    names = [each.name for each in fields(ToolUse)]
+    names = [field.name for field in fields(ToolUse)]
     return [
         {name: value for name in names if (value := getattr(use, name)) != _DEFAULTS.get(name, _ALWAYS)} for use in uses
     ]
@@ -106,7 +108,7 @@ def _decode_use(row: Any) -> ToolUse:
     """Return the tool use of a row. Raises ValueError or TypeError for invalid values."""
     if not isinstance(row, dict):
         raise ValueError("a tool use is not a JSON object")
-    use = ToolUse(**{each.name: row[each.name] for each in fields(ToolUse) if each.name in row})
+    use = ToolUse(**{field.name: row[field.name] for field in fields(ToolUse) if field.name in row})
     texts, times = (use.name, use.result, use.digest, use.server, use.call_id), (use.started, use.ended)
     counts = (use.whole, use.cut, use.images)
     if not (
@@ -128,5 +130,5 @@ def _replace_surrogates(value: Any) -> Any:
     if isinstance(value, dict):
         return {_replace_surrogates(key): _replace_surrogates(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_replace_surrogates(each) for each in value]
+        return [_replace_surrogates(item) for item in value]
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else value

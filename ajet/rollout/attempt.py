@@ -53,7 +53,7 @@ class Identity:
     task: Task
     order: int
     index: int
-    """The task's place within the play"""
+    """Index of the task in the running play"""
     repeat: int
 
     @property
@@ -122,14 +122,14 @@ def open_session(
     *,
     sampling: Sampling,
     trainable: Collection[str] | None,
-    began: float,
+    started_at: float,
 ) -> Session:
     """Open the gateway session of an attempt.
 
     Args:
         inspect: Checks of replies, from `open_checks`.
         trainable: Names of the agents to train. None: all agents.
-        began: Start of the attempt by the system clock.
+        started_at: Start of the attempt by the system clock.
     """
     return gateway.open(
         identity.uuid,
@@ -138,7 +138,7 @@ def open_session(
         trainable=trainable,
         inspect=inspect,
         terminate_on_inspect=settings.rollout.agent_madness_termination,
-        began=began,
+        started_at=started_at,
     )
 
 
@@ -167,7 +167,9 @@ class AttemptBase(ABC):
             pin: Checks that the offered tools are those of the run's first attempt, and returns them in that attempt's
                 order.
         """
-        self.workflow_class, self.task, self.config = workflow_class, task, config
+        self.workflow_class = workflow_class
+        self.task = task
+        self.config = config
         self.replay, self.pin = replay, pin
         self.stage: Stage = "construct"
         self.resources = Resources()
@@ -220,7 +222,7 @@ class LocalAttempt(AttemptBase):
         self.session: Session | None = None
         self.printed = ""
         """Standard output of the workflow, if the isolation captures output."""
-        self._walk = replay
+        self._replay_walk = replay
         self._open_session = open_session
         self._closed = False
         self._lock = threading.Lock()
@@ -237,8 +239,8 @@ class LocalAttempt(AttemptBase):
             if self._closed:
                 raise make_error("stopped", "the episode was stopped before its workflow began", boundary="ajet")
             self.session = self._open_session(trainable)
-            if self._walk is not None:
-                self.session.watch_uses(self._walk.note_use)
+            if self._replay_walk is not None:
+                self.session.watch_uses(self._replay_walk.note_use)
         self.stage = "execute"
         return self.session
 

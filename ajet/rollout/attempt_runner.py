@@ -70,9 +70,11 @@ class AttemptRunner:
             UserError: The environment is not available.
         """
         self._settings, self._config = experiment.ajet, experiment.config
-        self._gateway, self._workflow_class, self._loop = gateway, workflow_class, loop
-        self._replay, self._pins = open_replay(experiment), pins
-        self._inspect = open_checks(self._settings.rollout.compute_madness_checklist)
+        self._gateway = gateway
+        self._workflow_class = workflow_class
+        self._loop = loop
+        self._replay, self._tool_pins = open_replay(experiment), pins
+        self._check_reply = open_checks(self._settings.rollout.compute_madness_checklist)
         with contextlib.ExitStack() as undone:
             self._environments = EnvironmentInstances.open(experiment)
             undone.callback(self._environments.close)
@@ -80,7 +82,7 @@ class AttemptRunner:
             undone.callback(self.isolation.close)
             self._ambient = None if self.isolation.is_remote else RunEnvironment(gateway.ambient)
             undone.pop_all()
-        self._hanging: list[Resources] = []
+        self._hanging_resources: list[Resources] = []
         """Resources of attempts stopped less than HANG_TIMEOUT_S ago."""
 
     @property
@@ -88,28 +90,28 @@ class AttemptRunner:
         """The number of workflows whose code still runs although their attempt was stopped."""
         return self.isolation.abandoned_count
 
-    async def play(self, identity: Identity, sampling: Sampling, stopped: asyncio.Future[str]) -> AttemptResult:
+    async def play(self, identity: Identity, sampling: Sampling, stop_signal: asyncio.Future[str]) -> AttemptResult:
         """Play one attempt and return its result. The caller must `release` the environment once the attempt is judged.
 
         Args:
-            stopped: Done, with the reason, when the attempt is to be aborted.
+            stop_signal: Done, with the reason, when the attempt is to be aborted.
         """
         result = AttemptResult(started=time.time())
         result.task = identity.make_task()
-        await self._environments.enter(result, stopped)
+        await self._environments.enter(result, stop_signal)
         if result.aborted or result.failure:
             result.ended = time.time()
             return result
         attempt = self._make_attempt(identity, sampling, result, result.task)
         future = asyncio.wrap_future(self.isolation.start(attempt))
-        line = await self._await_end(attempt, future, stopped)
+        line = await self._await_end(attempt, future, stop_signal)
         is_finished = line is None
         result.capture = await call_on_gateway(self._gateway, attempt.close)
         result.ended = time.time()
         result.printed = attempt.printed
         if not is_finished:
-            if stopped.done():
-                result.aborted = stopped.result()
+            if stop_signal.done():
+                result.aborted = stop_signal.result()
             else:
                 result.failure = classify_timeout(
                     self._settings.rollout.episode_timeout, result.capture, result.started, result.ended,
@@ -124,14 +126,14 @@ class AttemptRunner:
         return result
 
     def _make_attempt(
-        self, identity: Identity, sampling: Sampling, played: AttemptResult, task: WorkflowTask
+        self, identity: Identity, sampling: Sampling, result: AttemptResult, task: WorkflowTask
     ) -> LocalAttempt:
         """Build the attempt, with a function that opens the gateway session once the workflow instance exists."""
 
         def open_own_session(trainable: Collection[str] | None) -> Session:
             return open_session(
-                self._gateway, self._settings, self._inspect, identity,
-                sampling=sampling, trainable=trainable, began=played.started,
+                self._gateway, self._settings, self._check_reply, identity,
+                sampling=sampling, trainable=trainable, started_at=result.started,
             )  # fmt: skip
 
         attempt = LocalAttempt(
@@ -140,34 +142,34 @@ class AttemptRunner:
             self._config,
             open_own_session,
             self._replay.walk(identity.task, identity.repeat) if self._replay is not None else None,
-            self._pins,
+            self._tool_pins,
         )
-        attempt.began, attempt.since = played.started, played.since
+        attempt.began, attempt.since = result.started, result.since
         return attempt
 
     async def _await_end(
-        self, attempt: LocalAttempt, future: asyncio.Future[Any], stopped: asyncio.Future[str]
+        self, attempt: LocalAttempt, future: asyncio.Future[Any], stop_signal: asyncio.Future[str]
     ) -> str | None:
         """Wait for the end of the attempt. If a timeout or a stop comes first, stop the attempt.
 
         Returns:
             None if the attempt has ended. Otherwise the line of user code at the moment of the timeout, or "" if the
-                line is not known or the attempt was `stopped`.
+                line is not known or the attempt was `stop_signal`.
         """
         timeout = self._settings.rollout.episode_timeout
         remaining = None if timeout is None else max(0.0, timeout - (time.monotonic() - attempt.since))
         is_finished, line = False, ""
         try:
-            await wait_first(future, stopped, timeout=remaining)
+            await wait_first(future, stop_signal, timeout=remaining)
             is_finished = future.done()
-            if not is_finished and not stopped.done():
+            if not is_finished and not stop_signal.done():
                 locate = self.isolation.locate  # a worker may reply late, so it is called in a thread
                 line = await in_thread(locate, attempt) if self.isolation.is_remote else locate(attempt)
         finally:
             if not is_finished:
                 future.add_done_callback(_consume_exception)
                 self.isolation.stop(attempt)
-                self._hanging.append(attempt.resources)
+                self._hanging_resources.append(attempt.resources)
                 self._loop.call_later(HANG_TIMEOUT_S, self._close_hanging, attempt.resources)
         return None if is_finished else line
 
@@ -190,10 +192,10 @@ class AttemptRunner:
 
     def _close_hanging(self, *some: Resources) -> None:
         """Close resources that the code of stopped attempts has not closed. Without arguments, close all of them."""
-        for resources in some or tuple(self._hanging):
+        for resources in some or tuple(self._hanging_resources):
             # ValueError: another call has closed these resources and removed them from the list.
             with contextlib.suppress(ValueError):
-                self._hanging.remove(resources)
+                self._hanging_resources.remove(resources)
                 resources.close_in_thread()
 
 
@@ -226,8 +228,8 @@ class EnvironmentInstances:
             chosen: The environment's service and parameters. None: the experiment has no environment.
             timeout: Seconds that an episode may take. None: no limit.
         """
-        self._chosen, self._timeout = chosen, timeout
-        self._releasing: set[threading.Thread] = set()
+        self._environment, self._timeout = chosen, timeout
+        self._release_threads: set[threading.Thread] = set()
         self._has_warned = False
 
     @classmethod
@@ -235,37 +237,37 @@ class EnvironmentInstances:
         """Open the experiment's environment. Raises UserError if the environment is not available."""
         return cls(choose_environment(experiment), experiment.ajet.rollout.episode_timeout)
 
-    async def enter(self, played: AttemptResult, stopped: asyncio.Future[str]) -> None:
+    async def enter(self, result: AttemptResult, stop_signal: asyncio.Future[str]) -> None:
         """Create an instance for the attempt and put it into `played.task`, with the environment's first messages.
 
         If this fails or is stopped, `played.failure` or `played.aborted` is set instead.
         """
-        task = played.task
-        if self._chosen is None or task is None:
+        task = result.task
+        if self._environment is None or task is None:
             return
-        env = GymEnv(self._chosen.service, task.task_id)
-        params = {**self._chosen.params, **({"metadata": task.task.metadata} if task.task.metadata else {})}
+        env = GymEnv(self._environment.service, task.task_id)
+        params = {**self._environment.params, **({"metadata": task.task.metadata} if task.task.metadata else {})}
         opening = asyncio.ensure_future(in_thread(env.create, None, params))
-        await wait_first(opening, stopped, timeout=self._timeout)
+        await wait_first(opening, stop_signal, timeout=self._timeout)
         if not opening.done():
             # The creating thread cannot be interrupted. An instance that it creates too late is released at once.
             opening.add_done_callback(lambda _: self._start_release(env))
-            if stopped.done():
-                played.aborted = stopped.result()
+            if stop_signal.done():
+                result.aborted = stop_signal.result()
             else:
                 late = EnvironmentFailure(
                     f"the environment {env} did not start within the episode's {self._timeout:g} s"
                 )
-                played.failure = classify_exception(late)
+                result.failure = classify_exception(late)
             return
         try:
             _begin_task(task, env, opening.result())
         except Exception as problem:  # noqa: BLE001 - any exception of an environment's client is the environment's
-            played.failure = classify_exception(_wrap_problem(env, problem))
+            result.failure = classify_exception(_wrap_problem(env, problem))
             self._start_release(env)
             return
         if self._timeout is not None:
-            env.until = played.since + self._timeout - min(MOST_RESERVED_S, RESERVE_S * self._timeout)
+            env.until = result.since + self._timeout - min(MOST_RESERVED_S, RESERVE_S * self._timeout)
 
     def release(self, task: WorkflowTask | None) -> None:
         """Release the instance of an attempt, if there is one, without waiting."""
@@ -275,14 +277,14 @@ class EnvironmentInstances:
     def close(self) -> None:
         """Wait up to GOODBYE_S for the release of instances. Idempotent."""
         deadline = time.monotonic() + GOODBYE_S
-        for thread in list(self._releasing):
+        for thread in list(self._release_threads):
             thread.join(max(0.0, deadline - time.monotonic()))
-        if self._chosen is not None:
-            self._chosen.close()
+        if self._environment is not None:
+            self._environment.close()
 
     def _start_release(self, env: GymEnv) -> None:
         thread = threading.Thread(target=self._release_instance, args=(env,), name="ajet-release", daemon=True)
-        self._releasing.add(thread)
+        self._release_threads.add(thread)
         thread.start()
 
     def _release_instance(self, env: GymEnv) -> None:
@@ -293,7 +295,7 @@ class EnvironmentInstances:
                 self._has_warned = True
                 logger.warning("an environment instance could not be closed (logged only once): {}", problem)
         finally:
-            self._releasing.discard(threading.current_thread())
+            self._release_threads.discard(threading.current_thread())
 
 
 def _wrap_problem(env: GymEnv, problem: Exception) -> BoundaryError:

@@ -42,32 +42,36 @@ class Breaker:
     """
 
     def __init__(self, settings: BreakerConfig, *, on: bool = True) -> None:
-        self._share, self._window, self._patience = settings.share, settings.window, settings.patience
+        self._failure_share = settings.share
+        self._window_size = settings.window
+        self._patience_s = settings.patience
         if not on:
-            self._share = None
-        self.recent: deque[str] = deque(maxlen=self._window)
+            self._failure_share = None
+        self.recent: deque[str] = deque(maxlen=self._window_size)
         """The boundaries at which recent attempts were lost, or "" for attempts not lost."""
         self._under_way: set[BreakerTurn] = set()
-        """Turns of episodes in play or waiting for admission."""
-        self._ended = 0
+        """Episodes that run or wait for admission."""
+        self._ended_count = 0
         self.doubtful: deque[tuple[asyncio.Future[bool], int]] = deque()
         """For each undecided lost attempt, in order: the future answer (True if an outage caused the loss), and the
         number of attempts ended by then.
         """
-        self._opened: float | None = None
-        self._pause, self.next_probe, self._probing = FIRST_PAUSE, 0.0, False
-        self._changed = asyncio.Event()
-        self._why = ""
+        self._opened_at: float | None = None
+        self._pause_s = FIRST_PAUSE
+        self.next_probe = 0.0
+        self._is_probing = False
+        self._state_changed = asyncio.Event()
+        self._opening_reason = ""
 
     @property
     def is_open(self) -> bool:
         """True during an outage: only a probe may begin then."""
-        return self._opened is not None
+        return self._opened_at is not None
 
     @property
     def why(self) -> str:
         """The reason why the breaker opened last, as text for the log."""
-        return self._why
+        return self._opening_reason
 
     def open_turn(self) -> BreakerTurn:
         """Return a turn for an episode about to be played. An episode may have to wait for admission."""
@@ -77,19 +81,19 @@ class Breaker:
 
     def may_probe(self) -> bool:
         """Return True and reserve the probe if no other probe runs and the pause is over."""
-        if self._probing or time.monotonic() < self.next_probe:
+        if self._is_probing or time.monotonic() < self.next_probe:
             return False
-        self._probing = True
+        self._is_probing = True
         return True
 
-    async def wait_admitted(self, stopped: asyncio.Future[str]) -> bool:
-        """Wait until an attempt may start, or until `stopped`. Return True if the attempt is the probe."""
-        while self.is_open and not stopped.done():
+    async def wait_admitted(self, stop_signal: asyncio.Future[str]) -> bool:
+        """Wait until an attempt may start, or until `stop_signal`. Return True if the attempt is the probe."""
+        while self.is_open and not stop_signal.done():
             if self.may_probe():
                 return True
-            wait = asyncio.ensure_future(self._changed.wait())
-            remaining = None if self._probing else max(0.0, self.next_probe - time.monotonic())
-            await wait_first(wait, stopped, timeout=remaining)
+            wait = asyncio.ensure_future(self._state_changed.wait())
+            remaining = None if self._is_probing else max(0.0, self.next_probe - time.monotonic())
+            await wait_first(wait, stop_signal, timeout=remaining)
             wait.cancel()
         return False
 
@@ -104,37 +108,37 @@ class Breaker:
         """
         if aborted:
             if probe:
-                self._probing = False
+                self._is_probing = False
                 self._notify_waiting()
             return
         was_lost = is_lost(failure)
-        self._ended += 1
+        self._ended_count += 1
         if probe:
             self._take_probe(was_lost)
         elif not self.is_open:
             self.recent.append(failure.boundary if was_lost and failure is not None else "")
             self.open_if_many_lost()
-        while self.doubtful and self._ended - self.doubtful[0][1] >= self._window:
+        while self.doubtful and self._ended_count - self.doubtful[0][1] >= self._window_size:
             doubt, _ = self.doubtful.popleft()
             if not doubt.done():
                 doubt.set_result(False)
 
-    async def _find_outage(self, turn: BreakerTurn, stopped: asyncio.Future[str]) -> bool:
+    async def _find_outage(self, turn: BreakerTurn, stop_signal: asyncio.Future[str]) -> bool:
         """Return True if an outage caused the loss of the turn's attempt. Wait for other attempts if that is not known
         yet.
         """
-        if self._share is None or stopped.done():
+        if self._failure_share is None or stop_signal.done():
             return False
         if self.is_open:
             return True
-        if len(self.recent) + len(self._under_way) < self._window:  # too few to decide
+        if len(self.recent) + len(self._under_way) < self._window_size:  # too few to decide
             return False
         doubt: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.doubtful.append((doubt, self._ended))
+        self.doubtful.append((doubt, self._ended_count))
         # A waiting episode produces no end that could decide the doubt. When all episodes wait here, the last `leave`
         # decides all doubts as "no outage".
         turn.leave()
-        await wait_first(doubt, stopped)
+        await wait_first(doubt, stop_signal)
         self._under_way.add(turn)
         return doubt.done() and doubt.result()
 
@@ -152,60 +156,62 @@ class Breaker:
 
     def open_if_many_lost(self) -> None:
         """Open the breaker if more than `share` of the last `window` ended attempts were lost."""
-        if self._share is None or len(self.recent) < self._window:
+        if self._failure_share is None or len(self.recent) < self._window_size:
             return
         boundaries = Counter(boundary for boundary in self.recent if boundary)
-        if boundaries.total() <= self._share * self._window:
+        if boundaries.total() <= self._failure_share * self._window_size:
             return
-        self._opened = time.monotonic()
-        self._pause, self.next_probe, self._probing = FIRST_PAUSE, self._opened + FIRST_PAUSE, False
-        self._why = (
-            f"{boundaries.total()} of the last {counted(self._window, 'attempt')} failed because of "
+        self._opened_at = time.monotonic()
+        self._pause_s = FIRST_PAUSE
+        self.next_probe = self._opened_at + FIRST_PAUSE
+        self._is_probing = False
+        self._opening_reason = (
+            f"{boundaries.total()} of the last {counted(self._window_size, 'attempt')} failed because of "
             + ", ".join(f"the {boundary} ({count})" for boundary, count in boundaries.most_common())
         )
         logger.warning(
             "ajet starts no new attempts: {}. It keeps starting single test attempts until one succeeds "
             "(rollout.breaker)",
-            self._why,
+            self._opening_reason,
         )
         self._settle_doubts(True)
         self._notify_waiting()
 
     def _take_probe(self, was_lost: bool) -> None:
         """Close the breaker if the probe was not lost or `patience` is over. Otherwise double the pause."""
-        self._probing = False
-        if self._opened is None:
+        self._is_probing = False
+        if self._opened_at is None:
             return
         now = time.monotonic()
         if not was_lost:
-            logger.warning("ajet starts attempts again after {:.0f} s: a test attempt succeeded", now - self._opened)
+            logger.warning("ajet starts attempts again after {:.0f} s: a test attempt succeeded", now - self._opened_at)
             self.close_breaker()
-        elif now - self._opened > self._patience:
+        elif now - self._opened_at > self._patience_s:
             logger.error(
                 "ajet starts attempts again although they keep failing: the time rollout.breaker.patience is over"
             )
             # From now on the breaker never opens again: lost attempts are failed episodes.
-            self._share = None
+            self._failure_share = None
             self.close_breaker()
         else:
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
-            self.next_probe = now + self._pause
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE)
+            self.next_probe = now + self._pause_s
             logger.warning(
                 "ajet still starts no new attempts: {}; the next test attempt starts in {:.0f} s",
-                self._why,
-                self._pause,
+                self._opening_reason,
+                self._pause_s,
             )
             self._notify_waiting()
 
     def close_breaker(self) -> None:
-        self._opened = None
+        self._opened_at = None
         self.recent.clear()
         self._notify_waiting()
 
     def _notify_waiting(self) -> None:
         # Each change has its own event, so all present waiters wake once and no waiter has to clear a flag.
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._state_changed.set()
+        self._state_changed = asyncio.Event()
 
 
 class BreakerTurn:
@@ -222,21 +228,21 @@ class BreakerTurn:
         """True if the admitted attempt is the breaker's probe and the attempt's end is not reported yet."""
         return self._is_probe
 
-    async def wait_admitted(self, stopped: asyncio.Future[str]) -> None:
-        """Wait until the episode's next attempt may start, or until `stopped`."""
-        self._is_probe = await self._breaker.wait_admitted(stopped)
+    async def wait_admitted(self, stop_signal: asyncio.Future[str]) -> None:
+        """Wait until the episode's next attempt may start, or until `stop_signal`."""
+        self._is_probe = await self._breaker.wait_admitted(stop_signal)
 
     def report_end(self, failure: Failure | None, *, aborted: bool = False) -> None:
         """Report the end of the admitted attempt."""
         probe, self._is_probe = self._is_probe, False
         self._breaker.report_end(failure, probe=probe, aborted=aborted)
 
-    async def was_outage(self, failure: Failure | None, stopped: asyncio.Future[str]) -> bool:
+    async def was_outage(self, failure: Failure | None, stop_signal: asyncio.Future[str]) -> bool:
         """True if an outage caused the loss of the last attempt. The caller then plays the attempt again.
 
-        Waits until the cause is known, or until `stopped`.
+        Waits until the cause is known, or until `stop_signal`.
         """
-        return is_lost(failure) and await self._breaker._find_outage(self, stopped)
+        return is_lost(failure) and await self._breaker._find_outage(self, stop_signal)
 
     def rejoin(self) -> None:
         """Count the episode as under way again, after its attempt waited to be compared with other attempts."""

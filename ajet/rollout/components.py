@@ -57,7 +57,7 @@ def load_workflow(experiment: Experiment) -> type[Workflow]:
         reference
         if isinstance(reference, type)
         else resolve_reference(
-            reference, base=experiment.base, expect=Workflow, what="ajet.rollout.user_workflow", convert=as_workflow
+            reference, base=experiment.base, expect=Workflow, key="ajet.rollout.user_workflow", convert=as_workflow
         )
     )
     workflow_class.check(experiment.config)

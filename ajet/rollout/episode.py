@@ -42,7 +42,7 @@ VALUE_CHARS = 1 << 16
 METADATA_CHARS = 1 << 20
 """Characters of JSON stored of an episode's metadata in all."""
 TRAIN_TURN_KEY = "ajet.rollout.train_turn"
-warned_names = RateLimiter(every=600)
+warned_names = RateLimiter(interval_s=600)
 
 
 class TurnSelector:
@@ -53,7 +53,9 @@ class TurnSelector:
     """
 
     def __init__(self, function: Callable[[Call, Episode], object], reference: str, timeout: float | None) -> None:
-        self._function, self._reference, self._timeout = function, reference, timeout
+        self._function = function
+        self._function_name = reference
+        self._timeout = timeout
 
     @classmethod
     def open(cls, experiment: Experiment) -> TurnSelector | None:
@@ -65,14 +67,14 @@ class TurnSelector:
         rollout = experiment.ajet.rollout
         if not rollout.train_turn:
             return None
-        function: Any = resolve_reference(rollout.train_turn, base=experiment.base, what=TRAIN_TURN_KEY)
+        function: Any = resolve_reference(rollout.train_turn, base=experiment.base, key=TRAIN_TURN_KEY)
         if not is_function(function) or asyncio.iscoroutinefunction(function):
             raise ConfigError(
                 f"{rollout.train_turn} is not a function without `async`.",
                 where=TRAIN_TURN_KEY,
                 expected="`def name(call, episode) -> bool`, without `async`",
             )
-        require_callable_with(function, ("call", "episode"), what=TRAIN_TURN_KEY, reference=rollout.train_turn)
+        require_callable_with(function, ("call", "episode"), key=TRAIN_TURN_KEY, reference=rollout.train_turn)
         return cls(function, rollout.train_turn, rollout.episode_timeout)
 
     async def choose_calls(self, episode: Episode) -> list[Call]:
@@ -85,7 +87,7 @@ class TurnSelector:
         try:
             return await asyncio.wait_for(in_thread(self._choose_all, episode), self._timeout)
         except TimeoutError:
-            message = f"{self._reference} did not return within {self._timeout} seconds"
+            message = f"{self._function_name} did not return within {self._timeout} seconds"
             raise JudgeFailure(message, own=True) from None
 
     def _choose_all(self, episode: Episode) -> list[Call]:
@@ -99,7 +101,7 @@ class TurnSelector:
     def _should_train(self, call: Call, episode: Episode) -> bool:
         answer = self._function(call, episode)
         if not isinstance(answer, bool):
-            raise JudgeFailure(f"{self._reference} returned {answer!r:.200}; expected True or False")
+            raise JudgeFailure(f"{self._function_name} returned {answer!r:.200}; expected True or False")
         return answer
 
 
@@ -108,7 +110,7 @@ class EpisodeBuilder:
 
     def __init__(self, settings: AjetConfig, turns: TurnSelector | None) -> None:
         """Store the settings and the choice of turns. Without `turns` every turn trains."""
-        self._settings, self._turns = settings, turns
+        self._settings, self._turn_selector = settings, turns
 
     @classmethod
     def open(cls, experiment: Experiment) -> EpisodeBuilder:
@@ -116,40 +118,40 @@ class EpisodeBuilder:
         return cls(experiment.ajet, TurnSelector.open(experiment))
 
     async def build(
-        self, identity: Identity, played: AttemptResult, verdict: Verdict | None, stopped: asyncio.Future[str]
+        self, identity: Identity, result: AttemptResult, verdict: Verdict | None, stop_signal: asyncio.Future[str]
     ) -> Episode:
-        """Build the episode of an attempt with its verdict. `stopped` aborts the choice of turns."""
-        episode = build_episode(identity, played, verdict, self._settings)
-        if self._turns is None or not episode.scored or played.capture is None:
+        """Build the episode of an attempt with its verdict. `stop_signal` aborts the choice of turns."""
+        episode = build_episode(identity, result, verdict, self._settings)
+        if self._turn_selector is None or not episode.scored or result.capture is None:
             return episode
-        choosing = asyncio.ensure_future(self._turns.choose_calls(episode))
-        await wait_first(choosing, stopped)
+        choosing = asyncio.ensure_future(self._turn_selector.choose_calls(episode))
+        await wait_first(choosing, stop_signal)
         if not choosing.done():
             choosing.cancel()
-            played.aborted = stopped.result()
-            return build_episode(identity, played, verdict, self._settings)
+            result.aborted = stop_signal.result()
+            return build_episode(identity, result, verdict, self._settings)
         try:
-            played.capture = replace(played.capture, calls=choosing.result())
+            result.capture = replace(result.capture, calls=choosing.result())
         except Exception as problem:  # noqa: BLE001 - the border where a user's function fails
-            played.failure = classify_exception(problem, "judge")
-            if played.failure.boundary == "agent":
-                played.failure.boundary = "judge"
-        return build_episode(identity, played, verdict, self._settings)
+            result.failure = classify_exception(problem, "judge")
+            if result.failure.boundary == "agent":
+                result.failure.boundary = "judge"
+        return build_episode(identity, result, verdict, self._settings)
 
 
-def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | None, settings: AjetConfig) -> Episode:
+def build_episode(identity: Identity, result: AttemptResult, verdict: Verdict | None, settings: AjetConfig) -> Episode:
     """Build the episode. Every sampled token is in a timeline or counted by reason."""
-    capture, output = played.capture, played.output
+    capture, output = result.capture, result.output
     numbers: dict[str, float] = {}
     metadata: dict[str, Any] = {}
     if output:
         warn_of_near_names(output)
         numbers, rest = _split_metrics(output.log_metrics)
         metadata = {**(output.model_extra or {}), **({"log_metrics": rest} if rest else {}), **output.metadata}
-    if played.aborted or played.failure:
+    if result.aborted or result.failure:
         verdict = None
-    if played.failure and not played.aborted:
-        verdict = score_failure(played.failure, capture, settings.rollout.policy_failure_reward)
+    if result.failure and not result.aborted:
+        verdict = score_failure(result.failure, capture, settings.rollout.policy_failure_reward)
     if verdict is not None:
         verdict = replace(verdict, reason=keep_head(verdict.reason), details=_bound_metadata(verdict.details))
     episode = Episode(
@@ -161,9 +163,9 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
         group=identity.group,
         order=identity.order,
         run=identity.run,
-        status="aborted" if played.aborted else "failed" if played.failure else "completed",
-        ending=played.aborted or "",
-        failure=bound_failure(played.failure) if played.failure else None,
+        status="aborted" if result.aborted else "failed" if result.failure else "completed",
+        ending=result.aborted or "",
+        failure=bound_failure(result.failure) if result.failure else None,
         verdict=verdict,
         calls=list(capture.calls) if capture else [],
         messages=capture.messages if capture else [],
@@ -172,11 +174,11 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
         checks=list(capture.checks) if capture else [],
         metadata=_bound_metadata(metadata),
         metrics=numbers,
-        printed=played.printed,
-        attempts=played.attempts,
-        started=played.started,
-        ended=played.ended,
-        utc_offset=measure_utc_offset(played.started),
+        printed=result.printed,
+        attempts=result.attempts,
+        started=result.started,
+        ended=result.ended,
+        utc_offset=measure_utc_offset(result.started),
     )
     timelines, untrained = _account_tokens(episode, settings)
     episode = replace(episode, timelines=timelines, untrained=untrained)

@@ -37,8 +37,12 @@ class EpisodePlayer:
         max_retries: int,
     ) -> None:
         """Store the parts of the rollout. The rollout closes the parts."""
-        self._attempts, self._judge_caller, self._teacher_scorer = attempts, judge_caller, teacher_scorer
-        self._breaker, self._builder, self._max_retries = breaker, builder, max_retries
+        self._attempts = attempts
+        self._judge_caller = judge_caller
+        self._teacher_scorer = teacher_scorer
+        self._breaker = breaker
+        self._builder = builder
+        self._max_retries = max_retries
 
     async def play(
         self,
@@ -130,21 +134,21 @@ class EpisodePlayer:
             number += 1
 
     async def _judge_attempt(
-        self, group: InflightGroup, identity: Identity, played: AttemptResult, turn: BreakerTurn
+        self, group: InflightGroup, identity: Identity, result: AttemptResult, turn: BreakerTurn
     ) -> tuple[Verdict | None, bool]:
         """Return the verdict, and True if the attempt's end was already reported to the breaker."""
         verdict, is_reported = None, False
-        ranker = group.ranker if self._judge_caller.needs_ranking(played) else None
+        ranker = group.ranker if self._judge_caller.needs_ranking(result) else None
         try:
             if ranker is None:
-                verdict = await self._judge_caller.judge_attempt(identity, played, group.stopped)
+                verdict = await self._judge_caller.judge_attempt(identity, result, group.stopped)
         finally:
-            self._attempts.release(played.task)
+            self._attempts.release(result.task)
         if ranker is not None:
             if turn.is_probe:  # the other ranked attempts start only after the probe has ended
-                played.failure, is_reported = await self._judge_caller.find_outage(), True
-                turn.report_end(played.failure)
-            if played.failure is None:
-                verdict = await self._judge_caller.rank_attempt(ranker, identity, played, group.stopped, turn)
+                result.failure, is_reported = await self._judge_caller.find_outage(), True
+                turn.report_end(result.failure)
+            if result.failure is None:
+                verdict = await self._judge_caller.rank_attempt(ranker, identity, result, group.stopped, turn)
                 turn.rejoin()
         return verdict, is_reported

@@ -107,15 +107,15 @@ def make_error(
     )
 
 
-def keep_head(text: str, most: int = MESSAGE_CHARS) -> str:
-    """Return the first `most` characters, followed by the number of characters cut."""
-    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters were cut)"
+def keep_head(text: str, limit: int = MESSAGE_CHARS) -> str:
+    """Return the first `limit` characters, followed by the number of characters cut."""
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more characters were cut)"
 
 
-def keep_tail(text: str, most: int, *, dropped: int = 0, unit: str = "characters") -> str:
-    """Return the last `most` characters. `dropped` is the amount lost before `text`, in `unit`."""
-    removed = max(0, len(text) - most) + dropped
-    return f"({removed} {unit} before this were cut) …\n{text[-most:]}" if removed else text
+def keep_tail(text: str, limit: int, *, dropped: int = 0, unit: str = "characters") -> str:
+    """Return the last `limit` characters. `dropped` is the amount lost before `text`, in `unit`."""
+    removed = max(0, len(text) - limit) + dropped
+    return f"({removed} {unit} before this were cut) …\n{text[-limit:]}" if removed else text
 
 
 def bound_failure(failure: Failure) -> Failure:
@@ -274,7 +274,13 @@ def _is_policy_failure(failure: Failure, capture: Capture | None) -> bool:
 
 
 def classify_timeout(
-    seconds: float | None, capture: Capture | None, began: float, ended: float, *, shared_loop: bool, stood: str = ""
+    seconds: float | None,
+    capture: Capture | None,
+    started_at: float,
+    ended_at: float,
+    *,
+    shared_loop: bool,
+    stood: str = "",
 ) -> Failure:
     """Return the failure of an attempt that exceeded `seconds`.
 
@@ -283,7 +289,7 @@ def classify_timeout(
 
     Args:
         seconds: The time limit.
-        began: Start of the attempt, in seconds since the epoch, like `ended`.
+        started_at: Start of the attempt, in seconds since the epoch, like `ended_at`.
         shared_loop: True if episodes may delay each other. An episode is then not to blame for the time.
         stood: The line of user code at the timeout, as file:line.
     """
@@ -291,7 +297,7 @@ def classify_timeout(
     message += f"; it was last at {stood}" if stood else ""
     if capture is None or not capture.calls:
         return Failure("agent", "timeout", message)
-    spent, at_end = measure_places(capture.calls, capture.messages, began, ended)
+    spent, at_end = measure_places(capture.calls, capture.messages, started_at, ended_at)
     longest: Culprit = max(spent, key=lambda place: spent[place])
     shares = ", ".join(f"{value:.1f} s in the {place}" for place, value in spent.items() if value >= 0.05)
     message += f"; {shares}; at the end it was in the {at_end}" if shares else ""
@@ -304,7 +310,7 @@ def classify_timeout(
 
 
 def measure_places(
-    calls: Sequence[Call], messages: Sequence[Mapping[str, Any]], began: float, ended: float
+    calls: Sequence[Call], messages: Sequence[Mapping[str, Any]], started_at: float, ended_at: float
 ) -> tuple[dict[Culprit, float], Culprit]:
     """Return the seconds spent in each place (such as engine or tool), and the place at the end.
 
@@ -315,17 +321,17 @@ def measure_places(
     spent: dict[Culprit, float] = {"start": 0.0, "engine": 0.0, "tool": 0.0, "agent": 0.0}
     place: Culprit = "start"
     waiting: dict[str, bool] = {}
-    cursor = began
+    cursor = started_at
     for call in sorted(calls, key=lambda call: call.started):
-        start, end = max(call.started, began), min(call.ended or ended, ended)
+        start, end = max(call.started, started_at), min(call.ended or ended_at, ended_at)
         spent[place] += max(0.0, start - cursor)
         spent["engine"] += max(0.0, end - max(start, cursor))
         reply = messages[call.reply] if call.reply is not None else {}
         waiting[call.agent] = bool(reply.get("tool_calls"))
         cursor = max(cursor, end)
         place = "tool" if any(waiting.values()) else "agent"
-    spent[place] += max(0.0, ended - cursor)
-    unfinished = any(not call.is_delivered and (call.ended or ended) >= ended - 0.05 for call in calls)
+    spent[place] += max(0.0, ended_at - cursor)
+    unfinished = any(not call.is_delivered and (call.ended or ended_at) >= ended_at - 0.05 for call in calls)
     return spent, "engine" if unfinished else place
 
 
@@ -346,14 +352,14 @@ def refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
     if not have_all_failed(episodes):
         return
     first = episodes[0].failure
-    assert first is not None, "it failed"
+    assert first is not None, "the caller passes failed attempts only"
     raise UserError(
         f"All {len(episodes)} episodes of step {step} failed. The first failed because of the {first.boundary}: "
         f"{first.kind}: {first.message}",
         where=f"task {episodes[0].task.task_id}",
         expected="at least one episode that ends with a reward",
         do='run the same command with --backbone debug (in Python: backbone="debug"): it prints each episode '
-        f"and its traceback{_ADVICE_ON_POLICY if any(_was_raised_at_reply(each) for each in episodes) else ''}",
+        f"and its traceback{_ADVICE_ON_POLICY if any(_was_raised_at_reply(episode) for episode in episodes) else ''}",
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClosedGroup:
-    """A group played to the end."""
+    """A group whose attempts have all ended."""
 
     group: Group
     is_selected: bool = True
@@ -66,7 +66,7 @@ class Slots:
             total: The number of episodes that will request a slot.
             on_live: Called with each new value of `live`.
         """
-        self._free = self._limit = limit
+        self._free_count = self._limit = limit
         self._remaining = total
         self._queue: deque[asyncio.Future[None]] = deque()
         self._on_live = on_live
@@ -91,17 +91,18 @@ class Slots:
         """Return a slot after the episode's end, or after a cancelled wait for the slot."""
         self._remaining -= 1
         if slot.done() and not slot.cancelled():
-            self._free += 1
+            self._free_count += 1
         else:
             slot.cancel()
         self._report_live()
         self._assign_free()
 
     def _assign_free(self) -> None:
-        while self._free and self._queue:
+        """Give free slots to the longest-waiting attempts. Cancelled ones are skipped."""
+        while self._free_count and self._queue:
             slot = self._queue.popleft()
             if not slot.done():
-                self._free -= 1
+                self._free_count -= 1
                 slot.set_result(None)
 
     def _report_live(self) -> None:
@@ -110,7 +111,7 @@ class Slots:
 
 
 class InflightGroup:
-    """The episodes of one task during play."""
+    """The group of one task while its attempts run."""
 
     def __init__(
         self,
@@ -132,7 +133,10 @@ class InflightGroup:
             min_group: Scored episodes that suffice to close the group at the deadline.
             on_close: Called when the last episode was added.
         """
-        self.task, self.order, self.index, self.repeats = task, order, index, repeats
+        self.task = task
+        self.order = order
+        self.index = index
+        self.repeats = repeats
         self.episodes: list[Episode] = []
         self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Set to the reason when the running episodes are to be aborted."""
@@ -221,7 +225,7 @@ class InflightBatch:
         self._keep_rule, self._in_order = keep_rule, in_order
         self._closed: dict[int, InflightGroup] = {}
         self._selected_indexes: set[int] = set()
-        """Indexes of the selected groups."""
+        """Indexes of the groups that the step will train on."""
         self._next = 0
 
     @property

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.environment.loop import in_thread
 from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.failure import classify_exception
-from ajet.rollout.process_rewards import Decode, tie_rewards
+from ajet.rollout.process_rewards import Decode, locate_rewards
 from ajet.rollout.runtime import UserLoop, wait_first
 from ajet.schema.episode import Failure, Split, Verdict
 from ajet.schema.errors import JudgeFailure, RewardFailure
@@ -49,15 +49,17 @@ class AttemptRanker:
             compare: Returns a verdict on each of the given attempts, by repeat.
             on_arrival: Called when another attempt waits.
         """
-        self._repeats, self._compare_attempts, self._on_arrival = repeats, compare, on_arrival
-        self._waiting: dict[int, tuple[JudgeInput, asyncio.Future[Verdict | Failure], BreakerTurn]] = {}
-        self._ended: set[int] = set()
+        self._repeats = repeats
+        self._compare_attempts = compare
+        self._on_arrival = on_arrival
+        self._waiting_attempts: dict[int, tuple[JudgeInput, asyncio.Future[Verdict | Failure], BreakerTurn]] = {}
+        self._ended_repeats: set[int] = set()
         self._ranking: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int:
         """The number of attempts waiting for a verdict."""
-        return len(self._waiting)
+        return len(self._waiting_attempts)
 
     def add(self, repeat: int, attempt: JudgeInput, turn: BreakerTurn) -> asyncio.Future[Verdict | Failure]:
         """Add an attempt and return a future of its verdict, or of the judge's failure.
@@ -67,7 +69,7 @@ class AttemptRanker:
             turn: The episode's turn at the breaker. It is left while the attempt waits.
         """
         verdict: asyncio.Future[Verdict | Failure] = asyncio.get_running_loop().create_future()
-        self._waiting[repeat] = (attempt, verdict, turn)
+        self._waiting_attempts[repeat] = (attempt, verdict, turn)
         self._on_arrival()
         self._start_if_complete()
         if self._ranking is None:
@@ -76,19 +78,23 @@ class AttemptRanker:
 
     def note_end(self, repeat: int) -> None:
         """Note that the attempt of a repeat has ended for good, with a verdict or without."""
-        self._ended.add(repeat)
-        self._waiting.pop(repeat, None)
+        self._ended_repeats.add(repeat)
+        self._waiting_attempts.pop(repeat, None)
         self._start_if_complete()
 
     def _start_if_complete(self) -> None:
-        if self._waiting and len(self._waiting.keys() | self._ended) >= self._repeats and self._ranking is None:
+        if (
+            self._waiting_attempts
+            and len(self._waiting_attempts.keys() | self._ended_repeats) >= self._repeats
+            and self._ranking is None
+        ):
             self._ranking = asyncio.ensure_future(self._rank_waiting())
-            for _, _, turn in self._waiting.values():
+            for _, _, turn in self._waiting_attempts.values():
                 turn.rejoin()
 
     async def _rank_waiting(self) -> None:
         """Compare all waiting attempts and set their verdicts. If the judge fails, all get the same failure."""
-        waiting = dict(self._waiting)
+        waiting = dict(self._waiting_attempts)
         try:
             results: Mapping[int, Verdict | Failure] = await self._compare_attempts(
                 {repeat: waiting[repeat][0] for repeat in sorted(waiting)}
@@ -99,7 +105,7 @@ class AttemptRanker:
         finally:
             self._ranking = None
             for repeat in waiting:
-                self._waiting.pop(repeat, None)
+                self._waiting_attempts.pop(repeat, None)
         for repeat, (_, verdict, _) in waiting.items():
             if not verdict.done():
                 verdict.set_result(results[repeat])
@@ -115,60 +121,62 @@ class JudgeCaller:
         Args:
             decode: Turns sampled ids into text. None for an engine without tokens.
         """
-        self._judge, self._rollout, self._decode = judge, settings.rollout, decode
+        self._judge = judge
+        self._rollout = settings.rollout
+        self._decode = decode
         self._is_comparing = getattr(judge, "ranks", None) is not None
         self.loop = UserLoop("ajet-judges", "a judge")
 
     async def judge_attempt(
-        self, identity: Identity, played: AttemptResult, stopped: asyncio.Future[str]
+        self, identity: Identity, result: AttemptResult, stop_signal: asyncio.Future[str]
     ) -> Verdict | None:
-        """Return the verdict, or None with `played.failure` or `played.aborted` set. `stopped` ends the judging."""
-        if played.aborted or played.failure:
+        """Return the verdict, or None with `played.failure` or `played.aborted` set. `stop_signal` ends the judging."""
+        if result.aborted or result.failure:
             return None
-        if played.capture is not None and played.capture.checks:
+        if result.capture is not None and result.capture.checks:
             reward = self._rollout.agent_madness_reward
-            return Verdict(reward, False, f"output checks found abnormal output: {', '.join(played.capture.checks)}")
-        task = _make_judged_task(identity, played)
+            return Verdict(reward, False, f"output checks found abnormal output: {', '.join(result.capture.checks)}")
+        task = _make_judged_task(identity, result)
         for number in range(self._rollout.max_retries + 1):
-            verdict = await self._judge_once(task, played, stopped)
-            if verdict is not None or played.aborted:
+            verdict = await self._judge_once(task, result, stop_signal)
+            if verdict is not None or result.aborted:
                 return verdict
-            assert played.failure is not None
-            if not played.failure.retryable or number == self._rollout.max_retries:
+            assert result.failure is not None
+            if not result.failure.retryable or number == self._rollout.max_retries:
                 break
-            await wait_first(stopped, timeout=RETRY_PAUSE * 2**number)
-            if stopped.done():
-                played.aborted = stopped.result()
+            await wait_first(stop_signal, timeout=RETRY_PAUSE * 2**number)
+            if stop_signal.done():
+                result.aborted = stop_signal.result()
                 break
         return None
 
     async def _judge_once(
-        self, task: WorkflowTask, played: AttemptResult, stopped: asyncio.Future[str]
+        self, task: WorkflowTask, result: AttemptResult, stop_signal: asyncio.Future[str]
     ) -> Verdict | None:
         """Call the judge once. Without a verdict `played.failure` or `played.aborted` is set."""
         timeout = self._rollout.episode_timeout
         tasks: list[asyncio.Task[Any]] = []
-        judged = self._call_judge(task, self._make_judged_output(played), tasks)
+        judged = self._call_judge(task, self._make_judged_output(result), tasks)
         judging = asyncio.wrap_future(self.loop.submit(judged))
-        await wait_first(judging, stopped, timeout=timeout)
+        await wait_first(judging, stop_signal, timeout=timeout)
         if not judging.done():
-            stood = "" if stopped.done() or not tasks else self.loop.locate_task(tasks[0])
+            stood = "" if stop_signal.done() or not tasks else self.loop.locate_task(tasks[0])
             judging.cancel()
-            if stopped.done():
-                played.aborted = stopped.result()
+            if stop_signal.done():
+                result.aborted = stop_signal.result()
                 return None
             message = f"the judge did not end within {timeout:g} seconds (rollout.episode_timeout)"
             message += f"; it was last at {stood}" if stood else ""
-            played.failure = Failure("judge", "timeout", message, own=True)
+            result.failure = Failure("judge", "timeout", message, own=True)
             return None
         try:
-            verdict = await self._tie_rewards(judging.result(), played)
+            verdict = await self._locate_rewards(judging.result(), result)
         except BaseException as problem:  # noqa: BLE001 - the border where a user's judge fails
-            played.failure = classify_exception(problem, "judge")
-            if played.failure.boundary == "agent" and not isinstance(problem, RewardFailure):
-                played.failure.boundary = "judge"
+            result.failure = classify_exception(problem, "judge")
+            if result.failure.boundary == "agent" and not isinstance(problem, RewardFailure):
+                result.failure.boundary = "judge"
             return None
-        played.failure = None
+        result.failure = None
         return verdict
 
     async def _call_judge(self, task: WorkflowTask, output: WorkflowOutput, tasks: list[asyncio.Task[Any]]) -> Verdict:
@@ -177,19 +185,20 @@ class JudgeCaller:
             tasks.append(current)
         return await self._judge.verdict(task, output)
 
-    async def _tie_rewards(self, verdict: Verdict, played: AttemptResult) -> Verdict:
+    async def _locate_rewards(self, verdict: Verdict, result: AttemptResult) -> Verdict:
+        """Add to each process reward of a verdict the tokens that it rewards."""
         if not verdict.turns and not verdict.process:
             return verdict
         try:
-            return await in_thread(tie_rewards, verdict, played.capture, self._decode)
+            return await in_thread(locate_rewards, verdict, result.capture, self._decode)
         except JudgeFailure as problem:
-            if played.output is not None and played.output.reward is not None:
+            if result.output is not None and result.output.reward is not None:
                 raise RewardFailure(str(problem)) from None
             raise
 
-    def _make_judged_output(self, played: AttemptResult) -> WorkflowOutput:
+    def _make_judged_output(self, result: AttemptResult) -> WorkflowOutput:
         """Return the output for the judge. Where models rank, a missing answer is the policy's last message."""
-        output, capture = played.output, played.capture
+        output, capture = result.output, result.capture
         assert output is not None
         delivered = [call for call in capture.calls if call.is_delivered] if capture is not None else []
         if not self._is_comparing or "final_answer" in output.metadata or capture is None or not delivered:
@@ -198,20 +207,20 @@ class JudgeCaller:
         answer = capture.messages[reply].get("content") if reply is not None else None
         return output.model_copy(update={"metadata": {**output.metadata, "final_answer": answer}})
 
-    def needs_ranking(self, played: AttemptResult) -> bool:
+    def needs_ranking(self, result: AttemptResult) -> bool:
         """True if the attempt is judged by comparison: the judge compares, and the workflow gave no reward."""
         return (
             self._is_comparing
-            and not played.aborted
-            and played.failure is None
-            and not (played.capture is not None and played.capture.checks)
-            and played.output is not None
-            and played.output.reward is None
-            and not played.output.undecided
+            and not result.aborted
+            and result.failure is None
+            and not (result.capture is not None and result.capture.checks)
+            and result.output is not None
+            and result.output.reward is None
+            and not result.output.undecided
         )
 
     def open_ranker(
-        self, repeats: int, split: Split, key: str, on_arrival: Callable[[], None], *, of: int
+        self, repeats: int, split: Split, key: str, on_arrival: Callable[[], None], *, attempt_count: int
     ) -> AttemptRanker | None:
         """Return the ranker of a group, or None if each attempt is judged alone.
 
@@ -221,13 +230,13 @@ class JudgeCaller:
             repeats: The number of attempts in this play.
             key: The seed for the order of the attempts in the judge's prompt.
             on_arrival: Called when another attempt waits.
-            of: The number of attempts in the group, including attempts of earlier plays.
+            attempt_count: The number of attempts in the group, including attempts of earlier plays.
         """
-        if not self._is_comparing or split == "validation" or of < 2:
+        if not self._is_comparing or split == "validation" or attempt_count < 2:
             return None
 
         async def compare(attempts: Mapping[int, JudgeInput]) -> Mapping[int, Verdict]:
-            if repeats < of:
+            if repeats < attempt_count:
                 return {repeat: Verdict(None, None, OTHERS_BEFORE) for repeat in attempts}
             return await self._compare_attempts(attempts, key)
 
@@ -238,9 +247,9 @@ class JudgeCaller:
         """True if the judge compares the attempts at a task with each other."""
         return self._is_comparing
 
-    def make_judge_input(self, identity: Identity, played: AttemptResult) -> JudgeInput:
+    def make_judge_input(self, identity: Identity, result: AttemptResult) -> JudgeInput:
         """Return the attempt in the form compared by the judge."""
-        return JudgeInput(_make_judged_task(identity, played), self._make_judged_output(played))
+        return JudgeInput(_make_judged_task(identity, result), self._make_judged_output(result))
 
     async def rank_attempts(self, attempts: Mapping[int, JudgeInput], key: str) -> Mapping[int, Verdict] | Failure:
         """Return verdicts on attempts at one task, by repeat, or the judge's failure.
@@ -269,16 +278,16 @@ class JudgeCaller:
         ranker: AttemptRanker,
         identity: Identity,
         played: AttemptResult,
-        stopped: asyncio.Future[str],
+        stop_signal: asyncio.Future[str],
         turn: BreakerTurn,
     ) -> Verdict | None:
         """Return the verdict by comparison, or None with `played.failure` or `played.aborted` set."""
         future = ranker.add(identity.repeat, self.make_judge_input(identity, played), turn)
-        await wait_first(future, stopped)
-        if not future.done() and stopped.result() == "group_deadline":  # the waiting attempts are compared now
+        await wait_first(future, stop_signal)
+        if not future.done() and stop_signal.result() == "group_deadline":  # the waiting attempts are compared now
             await wait_first(future)
         if not future.done():
-            played.aborted = stopped.result()
+            played.aborted = stop_signal.result()
             return None
         result = future.result()
         if isinstance(result, Failure):
@@ -287,7 +296,7 @@ class JudgeCaller:
         assert played.output is not None
         try:
             verdict = attach_process(result, played.output.process, "the workflow's output")
-            return await self._tie_rewards(verdict, played)
+            return await self._locate_rewards(verdict, played)
         except JudgeFailure as problem:
             played.failure = classify_exception(problem, "judge")
             return None
@@ -298,8 +307,8 @@ class JudgeCaller:
         self._judge.let_go()
 
 
-def _make_judged_task(identity: Identity, played: AttemptResult) -> WorkflowTask:
+def _make_judged_task(identity: Identity, result: AttemptResult) -> WorkflowTask:
     """Return the task for the judge, with the results of tools."""
-    task = played.task or identity.make_task()
-    uses = played.capture.tool_uses if played.capture is not None else []
+    task = result.task or identity.make_task()
+    uses = result.capture.tool_uses if result.capture is not None else []
     return task.model_copy(update={"tool_results": [f"{use.name}: {use.result}" for use in uses]})

@@ -30,7 +30,7 @@ MAX_PARTS = 4096
 """Maximum number of part rewards of one attempt."""
 
 
-def tie_rewards(verdict: Verdict, capture: Capture | None, decode: Decode | None) -> Verdict:
+def locate_rewards(verdict: Verdict, capture: Capture | None, decode: Decode | None) -> Verdict:
     """Return the verdict, with the token spans of each process reward.
 
     Args:
@@ -48,7 +48,7 @@ def tie_rewards(verdict: Verdict, capture: Capture | None, decode: Decode | None
     if len(parts) > MAX_PARTS:
         raise JudgeFailure(f"the judge returned {len(parts)} process rewards for one attempt; the limit is {MAX_PARTS}")
     all_calls = capture.calls if capture else []
-    rewards = [_tie_part(part, calls, all_calls, uses, messages, decode) for part in parts]
+    rewards = [_locate_part(part, calls, all_calls, uses, messages, decode) for part in parts]
     return replace(verdict, turns=(), process=tuple(rewards))
 
 
@@ -70,7 +70,7 @@ def _split_list(rewards: Sequence[float], calls: Sequence[Call]) -> list[Process
     return []
 
 
-def _tie_part(
+def _locate_part(
     part: ProcessReward,
     calls: Sequence[Call],
     all_calls: Sequence[Call],

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ajet.task_judge import Judge
 
 STOP_TIMEOUT = 5.0
-"""Seconds for a stopped play to collect the ended episodes."""
+"""Seconds that a stopped play waits for its episodes to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,12 @@ class Rollout:
             ConfigError: Settings exclude each other.
         """
         settings = experiment.ajet
-        self._settings, self._config, self._base = settings, experiment.config, experiment.base
+        self._settings = settings
+        self._config = experiment.config
+        self._base = experiment.base
         self._run_id, self._on_episode = run_id, on_episode
         engine = gateway.engine if settings.rollout.deterministic else None
-        self._rounds = engine if isinstance(engine, RoundEngine) else None
+        self._round_engine = engine if isinstance(engine, RoundEngine) else None
         self.breaker = Breaker(settings.rollout.breaker, on=not settings.rollout.deterministic)
         self.judge_caller = JudgeCaller(judge, settings, gateway.decode)
         self._teacher = teacher
@@ -122,7 +124,7 @@ class Rollout:
         repeats: int | None = None,
         sampling: Sampling | None = None,
         keep: int | None = None,
-        over: Collection[tuple[int, int]] = (),
+        finished: Collection[tuple[int, int]] = (),
     ) -> Generator[ClosedGroup | ReturnedTask, None, None]:
         """Play each task `repeats` times, and yield each closed group or returned task when it ends.
 
@@ -134,7 +136,7 @@ class Rollout:
             sampling: Default: the setting of the split.
             keep: Stop after this number of groups with a learning signal. None selects all groups, or, with
                 `rollout.enable_oversample` in training, `data.train_batch_size` groups.
-            over: (position, repeat) of attempts that earlier plays have finished, so are not played again. A task
+            finished: (position, repeat) of attempts that earlier plays have finished, so are not played again. A task
                 without any remaining attempt has no group.
         """
         if self._closed:
@@ -145,15 +147,15 @@ class Rollout:
         if keep is None and split == "train" and rollout.enable_oversample:
             keep = self._settings.data.train_batch_size
         limit = debug.debug_max_parallel if split == "debug" else rollout.max_env_worker
-        if self._rounds is not None:
-            self._rounds.begin()
+        if self._round_engine is not None:
+            self._round_engine.begin()
         keep_rule = (
             None if keep is None else KeepRule(keep, open_algorithm(self._settings, base=self._base).learns_from)
         )
         batch = InflightBatch(keep_rule, in_order=rollout.deterministic)
         options = PlayOptions(step, split, sampling or choose_sampling(self._settings, split), repeats)
         running = asyncio.run_coroutine_threadsafe(
-            self._play_tasks(batch, _list_remaining(tasks, repeats, over), options, limit), self.loop
+            self._play_tasks(batch, _list_remaining(tasks, repeats, finished), options, limit), self.loop
         )
         running.add_done_callback(lambda future: _end_events(batch, future))
         self._batches[batch] = running
@@ -180,7 +182,7 @@ class Rollout:
         step: int,
         split: Split,
         repeats: int,
-        over: Collection[int] = (),
+        finished: Collection[int] = (),
         on_end: Callable[[Episode], None] | None = None,
         sampling: Sampling | None = None,
     ) -> Future[Group]:
@@ -190,13 +192,13 @@ class Rollout:
 
         Args:
             order: Position of the task in the training order.
-            over: Repeats that earlier plays have finished, so are not played again.
+            finished: Repeats that earlier plays have finished, so are not played again.
             on_end: Called with each ended episode, before the group closes, on the rollout's loop. Must not block.
             sampling: Default: the sampling of the split.
         """
         if self._closed:
             raise RuntimeError("the rollout is closed")
-        remaining = [repeat for repeat in range(repeats) if repeat not in over]
+        remaining = [repeat for repeat in range(repeats) if repeat not in finished]
         groups: list[InflightGroup] = []
         options = PlayOptions(step, split, sampling or choose_sampling(self._settings, split), repeats)
         played = asyncio.run_coroutine_threadsafe(
@@ -249,7 +251,7 @@ class Rollout:
             limit: Number of episodes that may run in parallel.
         """
         total = sum(len(repeats) for _, _, repeats in tasks)
-        slots = Slots(limit, total, self._rounds.expect if self._rounds else None)
+        slots = Slots(limit, total, self._round_engine.expect if self._round_engine else None)
         runs = []
         for index, (order, task, repeats) in enumerate(tasks):
             group = self._make_group(task, order, index, len(repeats), options, batch.take_closed)
@@ -295,7 +297,7 @@ class Rollout:
         group = InflightGroup(task, order, index, repeats, deadline=deadline, min_group=min_group, on_close=on_close)
         key = f"{self._settings.seed}/{order}"
         group.ranker = self.judge_caller.open_ranker(
-            repeats, options.split, key, group.note_arrival, of=options.repeats
+            repeats, options.split, key, group.note_arrival, attempt_count=options.repeats
         )
         return group
 
@@ -326,11 +328,11 @@ async def _await_all(runs: Sequence[asyncio.Task[None]]) -> None:
 
 
 def _list_remaining(
-    tasks: Sequence[tuple[int, Task]], repeats: int, over: Collection[tuple[int, int]]
+    tasks: Sequence[tuple[int, Task]], repeats: int, finished: Collection[tuple[int, int]]
 ) -> list[tuple[int, Task, list[int]]]:
-    """Return each task with its repeats that are not in `over`. Tasks without a remaining repeat are omitted."""
+    """Return each task with its repeats that are not in `finished`. Tasks without a remaining repeat are omitted."""
     remaining = [
-        (order, task, [repeat for repeat in range(repeats) if (order, repeat) not in over]) for order, task in tasks
+        (order, task, [repeat for repeat in range(repeats) if (order, repeat) not in finished]) for order, task in tasks
     ]
     return [each for each in remaining if each[2]]
 

@@ -46,8 +46,8 @@ class RoundEngine(EngineWrapper):
     def __init__(self, engine: TokenEngine) -> None:
         super().__init__(engine)
         self._lock = threading.Lock()
-        self._live = 0
-        self._waiting: list[_WaitingRequest] = []
+        self._live_episodes = 0
+        self._waiting_requests: list[_WaitingRequest] = []
         self.rounds: list[list[tuple[int, int, int]]] = []
         """(task, repeat, call) of the requests of each round of the current or last play."""
 
@@ -66,9 +66,9 @@ class RoundEngine(EngineWrapper):
     def expect(self, live: int) -> None:
         """Set the number of live episodes, each of which a round waits for. Thread-safe."""
         with self._lock:
-            if live and not self._live:
+            if live and not self._live_episodes:
                 self.rounds.clear()
-            self._live = live
+            self._live_episodes = live
             self._open_if_complete()
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
@@ -76,14 +76,14 @@ class RoundEngine(EngineWrapper):
         loop = asyncio.get_running_loop()
         waiting = _WaitingRequest(request, loop, loop.create_future())
         with self._lock:
-            self._waiting.append(waiting)
+            self._waiting_requests.append(waiting)
             self._open_if_complete()
         try:
             await waiting.admitted
         except asyncio.CancelledError:
             with self._lock:
-                if waiting in self._waiting:
-                    self._waiting.remove(waiting)
+                if waiting in self._waiting_requests:
+                    self._waiting_requests.remove(waiting)
             raise
         async for chunk in self._engine.generate(request):
             yield chunk
@@ -92,17 +92,17 @@ class RoundEngine(EngineWrapper):
         """Close the inner engine. Requests waiting for a round fail."""
         self._engine.close()
         with self._lock:
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting_requests = self._waiting_requests, []
         for waiter in waiting:
             waiter.loop.call_soon_threadsafe(waiter.refuse)
 
     def _open_if_complete(self) -> None:
         """Admit all waiting requests in order if each live episode has one. The caller holds the lock."""
-        episodes = {waiting.episode for waiting in self._waiting}
-        if not episodes or len(episodes) < self._live:
+        episodes = {waiting.episode for waiting in self._waiting_requests}
+        if not episodes or len(episodes) < self._live_episodes:
             return
-        batch = sorted(self._waiting, key=lambda waiting: waiting.request.key[1:])
-        self._waiting = []
+        batch = sorted(self._waiting_requests, key=lambda waiting: waiting.request.key[1:])
+        self._waiting_requests = []
         self.rounds.append([(w.request.key.task, w.request.key.repeat, w.request.key.call) for w in batch])
         parts: dict[asyncio.AbstractEventLoop, list[_WaitingRequest]] = {}
         for waiting in batch:
@@ -120,12 +120,12 @@ class _RoundArrival:
 
     def __init__(self, engine: TokenEngine, loops: int) -> None:
         """Start to hold the engine. `loops` is the number of event loops whose requests are awaited."""
-        self._left = loops
+        self._loops_left = loops
         self._lock = threading.Lock()
-        self._hold = ExitStack()
+        self._engine_holds = ExitStack()
         hold_engine: Callable[[], AbstractContextManager[object]] | None = getattr(engine, "held", None)
         if hold_engine is not None:
-            self._hold.enter_context(hold_engine())
+            self._engine_holds.enter_context(hold_engine())
 
     def admit(self, loop: asyncio.AbstractEventLoop, part: list[_WaitingRequest]) -> None:
         """Admit the requests in order. Each reaches the engine before the loop runs `note_arrival`."""
@@ -136,7 +136,7 @@ class _RoundArrival:
     def note_arrival(self) -> None:
         """Note the arrival of one loop's requests."""
         with self._lock:
-            self._left -= 1
-            if self._left:
+            self._loops_left -= 1
+            if self._loops_left:
                 return
-        self._hold.close()
+        self._engine_holds.close()

@@ -134,11 +134,11 @@ class UserLoop:
             name: Name of the thread.
             what: Kind of code run on the loop, for the log: "execute", "a judge".
         """
-        self._what = what
+        self._description = what
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(DaemonThreads())
         self.thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
-        self._closing = threading.Event()
+        self._is_closing = threading.Event()
         self._running_long: tuple[asyncio.Task[Any], float] | None = None
         self.thread.start()
         threading.Thread(target=self._watch_tasks, name=f"{name}-watchdog", daemon=True).start()
@@ -167,14 +167,14 @@ class UserLoop:
 
     def close(self) -> None:
         """Cancel all tasks and end the loop and thread, unless the loop is blocked. Idempotent, does not wait."""
-        if not self._closing.is_set():
-            self._closing.set()
+        if not self._is_closing.is_set():
+            self._is_closing.set()
             with contextlib.suppress(RuntimeError):  # the loop has just ended
                 self.loop.call_soon_threadsafe(self._cancel_all)
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self.loop)
-        while not self._closing.is_set():
+        while not self._is_closing.is_set():
             with contextlib.suppress(SystemExit, KeyboardInterrupt):  # raised by a task of user code
                 self.loop.run_forever()
         self.loop.close()
@@ -193,7 +193,7 @@ class UserLoop:
             nonlocal received
             received = sent
 
-        while not self._closing.wait(WATCH_INTERVAL_S):
+        while not self._is_closing.wait(WATCH_INTERVAL_S):
             running = asyncio.current_task(self.loop)
             if received == sent:
                 self._running_long = None
@@ -217,7 +217,7 @@ class UserLoop:
         logger.warning(
             "{} blocks the event loop that all episodes share for over a second at {}{}: all other episodes "
             "wait. Use `await` there, or set rollout.isolation: thread",
-            self._what,
+            self._description,
             _format_position(user_frame),
             inner,
         )

@@ -53,30 +53,30 @@ class TeacherScorer:
         self._teacher, self._settings = teacher, settings
 
     async def score_attempt(
-        self, identity: Identity, played: AttemptResult, verdict: Verdict | None, stopped: asyncio.Future[str]
+        self, identity: Identity, result: AttemptResult, verdict: Verdict | None, stop_signal: asyncio.Future[str]
     ) -> None:
         """Store the teacher's log-probabilities in the calls of `played.capture`.
 
         If that fails or is stopped, `played.failure` or `played.aborted` is set. Only attempts of the training split
         with a reward are scored.
         """
-        capture = played.capture
-        if identity.split != "train" or capture is None or played.aborted:
+        capture = result.capture
+        if identity.split != "train" or capture is None or result.aborted:
             return
-        if played.failure is not None:
-            verdict = score_failure(played.failure, capture, self._settings.rollout.policy_failure_reward)
+        if result.failure is not None:
+            verdict = score_failure(result.failure, capture, self._settings.rollout.policy_failure_reward)
         if verdict is None or verdict.reward is None:
             return
         scoring = asyncio.ensure_future(self._score_calls(capture.calls))
-        await wait_first(scoring, stopped)
+        await wait_first(scoring, stop_signal)
         if not scoring.done():
             scoring.cancel()
-            played.aborted = stopped.result()
+            result.aborted = stop_signal.result()
             return
         try:
-            played.capture = replace(capture, calls=scoring.result())
+            result.capture = replace(capture, calls=scoring.result())
         except TeacherFailure as problem:
-            played.failure = classify_exception(problem, "judge")
+            result.failure = classify_exception(problem, "judge")
 
     async def _score_calls(self, calls: Sequence[Call]) -> list[Call]:
         lines, _ = cut_timelines(calls, self._settings)

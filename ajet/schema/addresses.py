@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 from ajet.schema.errors import ConfigError, UserError
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-"""The usual local names of a machine."""
+"""Host names and addresses that only this machine can reach."""
 _AUTHORITY = re.compile(
     r"(?:[a-zA-Z][\w+.-]*://)?(?:\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[\w.-]+))(?::\d{1,5})?", re.ASCII
 )
@@ -85,7 +85,7 @@ def _find_first_interface() -> str | None:
     import psutil
 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    every = (each for name, addresses in psutil.net_if_addrs().items() if name in up for each in addresses)
+    every = (address for name, addresses in psutil.net_if_addrs().items() if name in up for address in addresses)
     ipv4 = (each.address for each in every if each.family == socket.AF_INET)
     return next((each for each in ipv4 if not is_loopback(each)), None)
 

@@ -152,7 +152,7 @@ def _advise_on_column(name: str, task: Task | None) -> str:
 
 
 def _list_columns(columns: Mapping[str, Any], name: str) -> str:
-    folded = {each.casefold(): each for each in columns}
+    folded = {column.casefold(): column for column in columns}
     similar = get_close_matches(name.casefold(), folded, 1)
     column_list = ", ".join(list(columns)[:MAX_SHOWN_COLUMNS]) + (", …" if len(columns) > MAX_SHOWN_COLUMNS else "")
     return column_list + (f'; did you mean "{folded[similar[0]]}"?' if similar else "")

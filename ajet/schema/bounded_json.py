@@ -26,8 +26,8 @@ _CHUNK_BYTES = 256 << 10
 class TooManyNodesError(AjetError, ValueError):
     """A document exceeds the reader's limit on keys and values."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(f"it has more than {most:,} keys and values")
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"it has more than {limit:,} keys and values")
 
 
 def parse_int(digits: str) -> int:
@@ -40,29 +40,29 @@ def parse_int(digits: str) -> int:
 _DECODE = json.JSONDecoder(parse_int=parse_int).decode
 
 
-def load_json(data: bytes | bytearray | str, decode: Callable[[str], Any] = _DECODE, *, most: int = MAX_NODES) -> Any:
-    """Parse a document of at most `most` keys and values, in any encoding of JSON, with `decode`.
+def load_json(data: bytes | bytearray | str, decode: Callable[[str], Any] = _DECODE, *, limit: int = MAX_NODES) -> Any:
+    """Parse a document of at most `limit` keys and values, in any encoding of JSON, with `decode`.
 
     Raises:
         TooManyNodesError: The document has more keys and values.
         ValueError: The document is nested too deeply, or is not JSON.
     """
-    if len(data) > most:  # each node takes at least one byte
-        _check_nodes(data if isinstance(data, (bytes, bytearray)) else data.encode("utf-8", "surrogatepass"), most)
+    if len(data) > limit:  # each node takes at least one byte
+        _check_nodes(data if isinstance(data, (bytes, bytearray)) else data.encode("utf-8", "surrogatepass"), limit)
     try:
         return decode(data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _check_nodes(data: bytes | bytearray, most: int) -> None:
-    """Raise TooManyNodesError if the document has more than `most` nodes."""
+def _check_nodes(data: bytes | bytearray, limit: int) -> None:
+    """Raise TooManyNodesError if the document has more than `limit` nodes."""
     encoding = json.detect_encoding(data)
     if encoding not in ("utf-8", "utf-8-sig"):
         data = data.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
     # In pieces, between which other threads run. An upper bound first: marks in strings count as well.
     starts = range(0, len(data), _CHUNK_BYTES)
-    if sum(data.count(mark, start, start + _CHUNK_BYTES) for start in starts for mark in _MARKS) <= most:
+    if sum(data.count(mark, start, start + _CHUNK_BYTES) for start in starts for mark in _MARKS) <= limit:
         return
     nodes, inside, carried = 0, False, b""
     for start in starts:
@@ -73,8 +73,8 @@ def _check_nodes(data: bytes | bytearray, most: int) -> None:
         pieces = chunk.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = b"".join(pieces[inside::2])
         nodes += sum(map(outside.count, _MARKS))
-        if nodes > most:
-            raise TooManyNodesError(most)
+        if nodes > limit:
+            raise TooManyNodesError(limit)
         inside ^= len(pieces) % 2 == 0
 
 

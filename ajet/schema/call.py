@@ -140,7 +140,7 @@ class Call:
     error: str | None = None
     terms: Terms = Terms()
     stop: str | None = None
-    """The stop string at which the reply was cut."""
+    """Stop string of the request that ended the reply, or None."""
     rejected: str | None = None
     """The violated requirement of the client. The reply was sampled a second time."""
     resumed: int = 0
@@ -196,28 +196,28 @@ class PromptReader:
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = calls
-        self._read: OrderedDict[int, Ids] = OrderedDict()
+        self._recent_ids: OrderedDict[int, Ids] = OrderedDict()
         """Prompt and response of recently read calls."""
 
     def prompt_ids(self, index: int) -> Ids:
         """Return [P] the prompt of a call."""
         call = self._calls[index]
-        before = None if call.parent is None else self._read.get(call.parent)
+        before = None if call.parent is None else self._recent_ids.get(call.parent)
         if before is None or call.prefix > len(before):
             prompt = prompt_ids(self._calls, index)
         else:
             prompt = np.concatenate([before[: call.prefix], call.suffix_ids]).astype(np.int32, copy=False)
-        self._read[index] = np.concatenate([prompt, call.response_ids])
-        self._read.move_to_end(index)
-        if len(self._read) > _READ_LAST:
-            self._read.popitem(last=False)
+        self._recent_ids[index] = np.concatenate([prompt, call.response_ids])
+        self._recent_ids.move_to_end(index)
+        if len(self._recent_ids) > _READ_LAST:
+            self._recent_ids.popitem(last=False)
         return prompt
 
     def full_ids(self, index: int) -> Ids:
         """Return [P + R] prompt and response of a call."""
-        if index not in self._read:
+        if index not in self._recent_ids:
             self.prompt_ids(index)
-        return self._read[index]
+        return self._recent_ids[index]
 
 
 def full_ids(calls: Sequence[Call], index: int) -> Ids:

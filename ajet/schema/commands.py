@@ -67,11 +67,13 @@ def explain_python_bound(extra: str) -> str | None:
         requirements = [Requirement(line) for line in requires("ajet") or []]
     except PackageNotFoundError:
         return None
-    for each in sorted(requirements, key=lambda each: not extra.startswith(each.name)):  # its namesake first
-        marker = str(each.marker)
+    for requirement in sorted(
+        requirements, key=lambda requirement: not extra.startswith(requirement.name)
+    ):  # its namesake first
+        marker = str(requirement.marker)
         bound = re.search(r'python_version < "([\d.]+)"', marker) if f'extra == "{extra}"' in marker else None
-        if bound and each.marker is not None and not each.marker.evaluate({"extra": extra}):
-            package = f"{each.name} {str(each.specifier).removeprefix('==')}"
+        if bound and requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            package = f"{requirement.name} {str(requirement.specifier).removeprefix('==')}"
             return f"{package} needs Python below {bound[1]}, and this is Python {platform.python_version()}"
     return None
 

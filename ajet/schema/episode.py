@@ -42,7 +42,7 @@ class Timeline:
     """A token sequence to train on. Shapes: [T] tokens."""
 
     leaf: int
-    """The call whose prompt and response are the timeline's ids."""
+    """Index of the last call. Its prompt and response are the token ids of the timeline."""
     agent: str
     target: str
     ids: Ids
@@ -270,7 +270,7 @@ class Group:
 
     @property
     def scored(self) -> list[Episode]:
-        """The episodes that count in a baseline."""
+        """Episodes with a reward; the group's baseline is computed over these."""
         return [episode for episode in self.episodes if episode.scored]
 
 

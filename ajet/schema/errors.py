@@ -38,7 +38,10 @@ class UserError(AjetError):
 
     def __init__(self, what: str, *, where: str = "", expected: str = "", do: str = "") -> None:
         super().__init__(what)
-        self.what, self.where, self.expected, self.do = what, where, expected, do
+        self.what = what
+        self.where = where
+        self.expected = expected
+        self.do = do
 
     def __str__(self) -> str:
         rows = [self.what]

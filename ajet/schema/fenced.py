@@ -231,7 +231,7 @@ def _find_free_names(text: str) -> set[str]:
         elif isinstance(node, ast.arg):
             bound.add(node.arg)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            bound |= {(each.asname or each.name).split(".")[0] for each in node.names}
+            bound |= {(name.asname or name.name).split(".")[0] for name in node.names}
         elif isinstance(node, ast.ExceptHandler) and node.name:
             bound.add(node.name)
     return read_names - bound - _BUILTIN_NAMES
@@ -245,7 +245,7 @@ def _find_defined_names(text: str) -> set[str]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             defined.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            defined |= {(each.asname or each.name).split(".")[0] for each in node.names}
+            defined |= {(name.asname or name.name).split(".")[0] for name in node.names}
         else:
             defined |= {
                 each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)

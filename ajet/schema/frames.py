@@ -28,11 +28,11 @@ def pack_frame(head: dict, *blobs: bytes) -> bytes:
 class FrameReader:
     """Collects bytes of a stream and returns complete frames."""
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, limit: int) -> None:
         """Args:
-        longest: limit on the bytes of a frame, not counting the JSON.
+        limit: limit on the bytes of a frame, not counting the JSON.
         """
-        self._longest = longest
+        self._max_frame_bytes = limit
         self._buffer = bytearray()
 
     def feed(self, more: bytes) -> None:
@@ -44,7 +44,7 @@ class FrameReader:
         if len(self._buffer) < 8:
             return None
         text, rest = int.from_bytes(self._buffer[:4], "big"), int.from_bytes(self._buffer[4:8], "big")
-        if text > MAX_HEAD_BYTES or rest > self._longest:
+        if text > MAX_HEAD_BYTES or rest > self._max_frame_bytes:
             raise FrameError(f"a message with {text} bytes of text and {rest} bytes of data is too large")
         if len(self._buffer) < 8 + text + rest:
             return None

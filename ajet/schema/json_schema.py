@@ -45,14 +45,14 @@ class _BudgetExceededError(AjetError):
 class _CheckBudget:
     """The remaining charges of one check, and the keywords now applied within one another."""
 
-    def __init__(self, most: int = MAX_CHECK_COST) -> None:
-        self._left = most
+    def __init__(self, limit: int = MAX_CHECK_COST) -> None:
+        self._checks_left = limit
         self.nested_keywords = 0
 
     def charge(self, cost: int) -> None:
         """Subtract a cost. Raises _BudgetExceededError if too little is left."""
-        self._left -= cost
-        if self._left < 0:
+        self._checks_left -= cost
+        if self._checks_left < 0:
             raise _BudgetExceededError
 
 
@@ -103,6 +103,7 @@ def find_reply_problem(text: str, schema: Mapping[str, Any]) -> str | None:
 
 @lru_cache(maxsize=256)
 def _load_validator(text: str) -> tuple[Any, str | None]:
+    """Return (validator, None), or (None, the reason) for a schema that is invalid or too expensive to check."""
     from jsonschema import validators
     from referencing import Registry
 
@@ -168,6 +169,10 @@ def _charging_validator(kind: Any, parts: int) -> Any:
 
 
 def _charge_keyword(name: str, keyword: _Keyword, parts: int) -> _Keyword:
+    """Wrap a keyword's check so that it spends the budget of the running check, and raises when none is left.
+
+    A hostile schema could otherwise keep the validator busy for hours.
+    """
     is_reference = name in ("$ref", "$dynamicRef")
 
     def apply(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
@@ -191,6 +196,7 @@ def _charge_keyword(name: str, keyword: _Keyword, parts: int) -> _Keyword:
 
 
 def _estimate_reference_cost(reference: Any, parts: int) -> int:
+    """Return the cost of following a `$ref`. For an anchor, the library searches all parts of the schema."""
     is_pointer = not isinstance(reference, str) or reference == "#" or reference.startswith("#/")
     return _REFERENCE_COST + (0 if is_pointer else parts * _ANCHOR_PART_COST)
 

@@ -118,7 +118,7 @@ class SandboxFactory(Protocol):
     mechanism: str
     """Name of the mechanism, `none` without confinement."""
     limits: Limits
-    """Limits of a call without its own."""
+    """Limits of a call that passes none."""
 
     @classmethod
     def of(cls, config: Any, base: Path) -> SandboxFactory:

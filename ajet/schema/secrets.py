@@ -146,7 +146,7 @@ def replace_secret_shapes(text: str, put: str | Callable[[str], str]) -> str:
 def list_secret_parts(text: str) -> list[str]:
     """Return the secrets inside one, to hide separately: a URL's password, the text after `Bearer` or `Basic`."""
     user_parts = [match.group().removeprefix("://") for match in _compile_shape(_USER_INFORMATION).finditer(text)]
-    secret_parts = [each.partition(":")[2] or each for each in user_parts]
+    secret_parts = [part.partition(":")[2] or part for part in user_parts]
     scheme, _, credential = text.strip().partition(" ")
     if scheme.lower() in ("bearer", "basic", "token") and credential.strip():
         secret_parts.append(credential.strip())

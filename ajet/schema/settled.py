@@ -28,7 +28,7 @@ def parse_storable_json(data: bytes) -> Any:
 
 
 def make_storable(value: Any) -> Any:
-    """Return a storable value of JSON. Raises ValueError for too deep nesting."""
+    """Return the value as JSON data that a record can store. Raises ValueError if it is nested too deeply."""
     return repair_surrogates(_require_shallow(value))
 
 

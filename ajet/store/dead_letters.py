@@ -40,14 +40,14 @@ class DeadLetterLog:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._logged: set[int] = set()
+        self._logged_positions: set[int] = set()
         """Logged positions that are still dead."""
         self._kinds: Counter[str] = Counter()
 
     @property
     def count(self) -> int:
         """The number of dead letters, as of the last `log_new`."""
-        return len(self._logged)
+        return len(self._logged_positions)
 
     @property
     def quarantined(self) -> Counter[str]:
@@ -56,7 +56,7 @@ class DeadLetterLog:
 
     def read_dead_letters(self) -> dict[int, tuple[str, ...]]:
         """Return the reasons of each dead letter in the store, by position."""
-        dead = {each.order: each.reasons for each in list_dead_letters(self._store)}
+        dead = {letter.order: letter.reasons for letter in list_dead_letters(self._store)}
         self._kinds = Counter(kind for reasons in dead.values() if (kind := _kind_of_letter(reasons)))
         return dead
 
@@ -68,7 +68,8 @@ class DeadLetterLog:
         """
         dead = self.read_dead_letters()
         new = {
-            order: [reasons[:LONGEST_REASON] for reasons in dead[order]] for order in sorted(dead.keys() - self._logged)
+            order: [reasons[:LONGEST_REASON] for reasons in dead[order]]
+            for order in sorted(dead.keys() - self._logged_positions)
         }
         for order, reasons in new.items():
             if kind_of(reasons[-1]):  # logged when the group was refused
@@ -80,7 +81,7 @@ class DeadLetterLog:
             )
             times = f" after {len(reasons)} attempt{'' if len(reasons) == 1 else 's'}"
             logger.warning("{} is given up{}: {}", name, "" if reasons[-1].startswith(ALTERED) else times, reasons[-1])
-        self._logged = set(dead)
+        self._logged_positions = set(dead)
         return new
 
 

@@ -26,7 +26,7 @@ RefusalKind = Literal[
 ]
 """The part of a group that is wrong, so that the group is refused."""
 QUARANTINED = "quarantined"
-"""First word of a stored refusal reason."""
+"""First word of a stored reason, by which a refused group is recognized."""
 UNREADABLE = "unreadable"
 """Kind of a group that was unreadable or changed in the store."""
 LONGEST_VALUE = 60
@@ -47,7 +47,7 @@ class GroupRefusedError(AjetError):
 
 @dataclass(frozen=True, slots=True)
 class GroupTerms:
-    """Requirements of a trainer on a group. `None` admits any value."""
+    """What a trainer requires of a sampled group. None: any value is accepted."""
 
     run: str
     """Identity of the run that must have played the episodes."""

@@ -59,22 +59,22 @@ class Outage:
             patience: Seconds to wait; may be changed later.
         """
         self.patience = patience
-        self._shown = shown
-        self._lock, self._closing = threading.Lock(), threading.Event()
-        self._since: float | None = None
+        self._shown_address = shown
+        self._lock, self._is_closing = threading.Lock(), threading.Event()
+        self._outage_start: float | None = None
         """Start of the first failed operation since the last success, by `time.monotonic`."""
         self._is_logged = self._has_given_up = False
-        self._ended = float("-inf")
+        self._last_outage_end = float("-inf")
         """End of the last logged outage."""
 
     @property
     def is_closing(self) -> bool:
         """True once the process has closed the store. Operations are not repeated any more."""
-        return self._closing.is_set()
+        return self._is_closing.is_set()
 
     def close(self) -> None:
         """End all waits for the store, because the process closes the store."""
-        self._closing.set()
+        self._is_closing.set()
 
     def ended_within(self, seconds: float) -> bool:
         """Return True if an outage lasts, or ended less than `seconds` ago.
@@ -82,7 +82,7 @@ class Outage:
         Only outages long enough to be logged count. The caller then ends no lease, since processes could not renew
         their leases during the outage.
         """
-        return self._is_logged or time.monotonic() - self._ended < seconds
+        return self._is_logged or time.monotonic() - self._last_outage_end < seconds
 
     def outlast(self, operation: Callable[[], T]) -> T:
         """Call the operation and return its result. Repeat it on StoreUnreachableError until the patience is over."""
@@ -95,7 +95,7 @@ class Outage:
                     raise
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
-                if self._since is not None or time.monotonic() - started > LOGGED_AFTER:
+                if self._outage_start is not None or time.monotonic() - started > LOGGED_AFTER:
                     self._note_back()
                 return result
 
@@ -110,30 +110,30 @@ class Outage:
                     self._has_given_up = True
                     raise
             remaining = deadline - time.monotonic()
-            if remaining <= 0 or self._closing.wait(min(remaining, GLANCE)):
-                return self._closing.is_set()
+            if remaining <= 0 or self._is_closing.wait(min(remaining, GLANCE)):
+                return self._is_closing.is_set()
 
-    def _may_wait(self, began: float, pause: float) -> bool:
+    def _may_wait(self, started_at: float, pause: float) -> bool:
         """Return True if an operation may be repeated after a pause.
 
         The first failed operation starts the outage.
 
         Args:
-            began: Monotonic time of the operation's first try.
+            started_at: Monotonic time of the operation's first try.
             pause: Seconds until the next try.
         """
         now, limit = time.monotonic(), _limit.get()
         with self._lock:
-            self._since = began if self._since is None else self._since
-            if not self._is_logged and now - self._since > LOGGED_AFTER:
+            self._outage_start = started_at if self._outage_start is None else self._outage_start
+            if not self._is_logged and now - self._outage_start > LOGGED_AFTER:
                 self._is_logged = True
-                remaining = max(0.0, self._since + self.patience - now)
+                remaining = max(0.0, self._outage_start + self.patience - now)
                 logger.warning(
-                    "the store {} cannot be reached: ajet retries for up to {:.0f} s", self._shown, remaining
+                    "the store {} cannot be reached: ajet retries for up to {:.0f} s", self._shown_address, remaining
                 )
-            if limit is not None and now + pause > began + limit:
+            if limit is not None and now + pause > started_at + limit:
                 return False
-            if self._has_given_up or now + pause > min(began, self._since) + self.patience:
+            if self._has_given_up or now + pause > min(started_at, self._outage_start) + self.patience:
                 self._has_given_up = True
                 return False
             return True
@@ -141,12 +141,16 @@ class Outage:
     def _note_back(self) -> None:
         """End the outage after a successful operation, and log its end if its start was logged."""
         with self._lock:
-            if self._since is None:  # the store answered late: leases could not be renewed meanwhile either
-                self._ended = time.monotonic()
+            if self._outage_start is None:  # the store answered late: leases could not be renewed meanwhile either
+                self._last_outage_end = time.monotonic()
                 return
             if self._is_logged:
-                self._ended = time.monotonic()
+                self._last_outage_end = time.monotonic()
                 logger.warning(
-                    "the store {} can be reached again after {:.0f} s", self._shown, self._ended - self._since
+                    "the store {} can be reached again after {:.0f} s",
+                    self._shown_address,
+                    self._last_outage_end - self._outage_start,
                 )
-            self._since, self._is_logged, self._has_given_up = None, False, False
+            self._outage_start = None
+            self._is_logged = False
+            self._has_given_up = False

@@ -126,4 +126,4 @@ def store_class(experiment: Experiment) -> type[Any]:
 
     does = ("lease", "put", "close", "use", "commit", "forget")
     store_type, like = experiment.ajet.store.type, "ajet.store.Store"
-    return resolve_class(store_type, "store", base=experiment.base, what="ajet.store.type", methods=does, like=like)
+    return resolve_class(store_type, "store", base=experiment.base, key="ajet.store.type", methods=does, like=like)

@@ -66,15 +66,15 @@ class StoreReader(Protocol):
 
 
 def build_stored_position(
-    order: int, state: State, ends: list[Kept | AlteredEpisodeError], steps: Collection[int], left: str
+    order: int, state: State, ends: list[Kept | AlteredEpisodeError], steps: Collection[int], discard_reason: str
 ) -> StoredPosition:
     """Build a position from values read from a database.
 
     Args:
         ends: the stored episodes, or the errors for changed ones.
         steps: the training steps that used the position.
-        left: why the position was discarded. Ignored if a step used the position.
+        discard_reason: why the position was discarded. Ignored if a step used the position.
     """
-    unaltered = tuple(each for each in ends if isinstance(each, Kept))
-    altered = tuple(str(each) for each in ends if isinstance(each, AlteredEpisodeError))
-    return StoredPosition(order, state, unaltered, altered, tuple(steps), "" if steps else left)
+    unaltered = tuple(end for end in ends if isinstance(end, Kept))
+    altered = tuple(str(end) for end in ends if isinstance(end, AlteredEpisodeError))
+    return StoredPosition(order, state, unaltered, altered, tuple(steps), "" if steps else discard_reason)

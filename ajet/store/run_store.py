@@ -33,41 +33,41 @@ class PositionQueue:
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
         state = state or {}
         self._next = int(state.get("next", 0))
-        self._brought = int(state.get("brought", 0))
-        self._waiting = {int(order) for order in state.get("unfinished", ())}
-        self._leased: dict[int, int] = {}
+        self._client_task_count = int(state.get("brought", 0))
+        self._waiting_orders = {int(order) for order in state.get("unfinished", ())}
+        self._fence_by_order: dict[int, int] = {}
         self._fence = 0
 
     def take(self, count: int) -> list[Lease]:
         """Lease the next `count` positions of the training order: waiting positions first, then new ones."""
-        waiting = sorted(order for order in self._waiting if order >= 0)[:count]
+        waiting = sorted(order for order in self._waiting_orders if order >= 0)[:count]
         fresh = range(self._next, self._next + count - len(waiting))
         self._next = fresh.stop
         return [self._lease_position(order) for order in (*waiting, *fresh)]
 
     def bring(self) -> Lease:
         """Lease a new position for a client's own task, outside the training order."""
-        self._brought += 1
-        return self._lease_position(-self._brought)
+        self._client_task_count += 1
+        return self._lease_position(-self._client_task_count)
 
     def offer(self, order: int) -> bool:
         """Mark a position as waiting, because its episodes were found on disk. Return False if it is over or leased.
 
         Earlier positions that were never leased are marked, too.
         """
-        if order in self._leased:
+        if order in self._fence_by_order:
             return False
         if order < 0:
-            self._brought = max(self._brought, -order)
-            self._waiting.add(order)
+            self._client_task_count = max(self._client_task_count, -order)
+            self._waiting_orders.add(order)
         elif order >= self._next:
-            self._waiting.update(range(self._next, order + 1))
+            self._waiting_orders.update(range(self._next, order + 1))
             self._next = order + 1
-        return order in self._waiting
+        return order in self._waiting_orders
 
     def is_waiting(self, order: int) -> bool:
         """Return True if the position was leased before and is free again."""
-        return order in self._waiting
+        return order in self._waiting_orders
 
     def claim(self, order: int) -> Lease:
         """Lease the position `order`, which is waiting."""
@@ -75,11 +75,11 @@ class PositionQueue:
 
     def current_lease(self, order: int) -> Lease:
         """Return the present lease of a leased position."""
-        return Lease(order, self._leased[order])
+        return Lease(order, self._fence_by_order[order])
 
     def require_lease(self, lease: Lease) -> None:
         """Raise LeaseLostError if the lease is not the position's present one."""
-        if self._leased.get(lease.order) != lease.fence:
+        if self._fence_by_order.get(lease.order) != lease.fence:
             raise LeaseLostError(
                 f"the lease of position {lease.order} is not valid any more (lease number {lease.fence})"
             )
@@ -87,32 +87,32 @@ class PositionQueue:
     def end(self, orders: Iterable[int]) -> None:
         """End leased positions for good. Raises LeaseLostError, and ends none, if a position is not leased."""
         ending = set(orders)
-        if foreign := ending - self._leased.keys():
+        if foreign := ending - self._fence_by_order.keys():
             raise LeaseLostError(f"positions {sorted(foreign)} are not leased by this process")
         for order in ending:
-            del self._leased[order]
+            del self._fence_by_order[order]
 
     def give_back(self, lease: Lease) -> None:
         """End a lease and mark the position as waiting. Raises LeaseLostError."""
         self.require_lease(lease)
-        del self._leased[lease.order]
-        self._waiting.add(lease.order)
+        del self._fence_by_order[lease.order]
+        self._waiting_orders.add(lease.order)
 
     def begun(self) -> list[int]:
         """Return the positions of the training order that are leased or waiting."""
-        return sorted(order for order in self._leased.keys() | self._waiting if order >= 0)
+        return sorted(order for order in self._fence_by_order.keys() | self._waiting_orders if order >= 0)
 
     def state(self) -> dict[str, Any]:
         """Return the positions as JSON values for a checkpoint.
 
         A leased position counts as waiting, because its lease ends with the process.
         """
-        return {"next": self._next, "unfinished": self.begun(), "brought": self._brought}
+        return {"next": self._next, "unfinished": self.begun(), "brought": self._client_task_count}
 
     def _lease_position(self, order: int) -> Lease:
-        self._waiting.discard(order)
+        self._waiting_orders.discard(order)
         self._fence += 1
-        self._leased[order] = self._fence
+        self._fence_by_order[order] = self._fence
         return Lease(order, self._fence)
 
 
@@ -144,7 +144,7 @@ class RunStore:
         """
         state = at or {}
         self._files = EpisodeFiles(folder, redact) if folder is not None else None
-        self._ledger, self._usable = ledger, usable
+        self._ledger, self._is_trainable = ledger, usable
         self._lock = threading.Lock()
         self._positions = PositionQueue(state)
         self._closed: set[int] = set()
@@ -152,15 +152,15 @@ class RunStore:
         self._numbers: dict[int, int] = {}
         """File number of each open position with episodes."""
         uses = state if state.get("ledger") == ledger else {}
-        self._used: dict[str, int] = {name: int(step) for name, step in uses.get("used", ())}
+        self._step_of_use: dict[str, int] = {name: int(step) for name, step in uses.get("used", ())}
         """Step of the last use of each used position, by the uuid of the position's first episode."""
         self._to_come: dict[str, list[int]] = {name: list(steps) for name, steps in uses.get("again", ())}
         """Steps that used each reusable position, by the uuid of the position's first episode, from the checkpoint."""
         self._steps: dict[int, list[int]] = {}
         """Steps that used each reusable position, by position."""
-        self._over: dict[str, int] = {}
+        self._used_file_numbers: dict[str, int] = {}
         """File number of each used position still on disk, by the uuid of the position's first episode."""
-        self._last = -1
+        self._last_file_number = -1
         """Highest file number so far."""
         if self._files is not None:
             self._read_pending(self._files)
@@ -189,13 +189,13 @@ class RunStore:
             new = [attempt for attempt in kept if all(attempt.episode.uuid != other.episode.uuid for other in stored)]
             if not new:
                 return
-            number = self._numbers.get(lease.order, self._last + 1)
+            number = self._numbers.get(lease.order, self._last_file_number + 1)
             notes = {
                 attempt.episode.uuid: {"alone": attempt.alone, "ended_by": attempt.ended_by, "position": lease.order}
                 for attempt in new
             }
             self._files.write(number, "train", [attempt.episode for attempt in new], notes=notes)
-            self._numbers[lease.order], self._last = number, max(self._last, number)
+            self._numbers[lease.order], self._last_file_number = number, max(self._last_file_number, number)
             self._put_episodes[lease.order] = [*stored, *new]
 
     def close(self, lease: Lease) -> None:
@@ -238,7 +238,7 @@ class RunStore:
                     # The file stays until `forget`: a run resumed at an older checkpoint needs the episodes again. The
                     # uuid names the file across processes.
                     name = episodes[0].episode.uuid
-                    self._used[name], self._over[name] = step, self._numbers.pop(order)
+                    self._step_of_use[name], self._used_file_numbers[name] = step, self._numbers.pop(order)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
         """End the positions as `use` does. The reason is recorded in the step's outcomes."""
@@ -255,7 +255,7 @@ class RunStore:
 
     def commit(self) -> dict[str, Any]:
         with self._lock:
-            used = [[name, step] for name, step in self._used.items()]
+            used = [[name, step] for name, step in self._step_of_use.items()]
             reused = [
                 [self._put_episodes[order][0].episode.uuid, [*steps]] for order, steps in sorted(self._steps.items())
             ]
@@ -264,27 +264,27 @@ class RunStore:
 
     def forget(self, step: int) -> None:
         with self._lock:
-            for name in [name for name, used_at in self._used.items() if used_at <= step]:
-                if self._files is not None and name in self._over:
-                    self._remove_files(self._files, self._over.pop(name))
-                del self._used[name]
+            for name in [name for name, used_at in self._step_of_use.items() if used_at <= step]:
+                if self._files is not None and name in self._used_file_numbers:
+                    self._remove_files(self._files, self._used_file_numbers.pop(name))
+                del self._step_of_use[name]
 
     def _read_pending(self, files: EpisodeFiles) -> None:
         """Read the episode files of earlier processes, except those of positions that the checkpoint knows as used."""
         for number in files.steps():
-            self._last = max(self._last, number)
+            self._last_file_number = max(self._last_file_number, number)
             lines = list(read_lines(files.path(number)))
             rows = [row for row, _ in lines]
             name = str(rows[0].get("uuid")) if rows else ""
-            if name in self._used:
-                self._over[name] = number
+            if name in self._step_of_use:
+                self._used_file_numbers[name] = number
                 continue
             self._require_unchanged(files.path(number), lines)
             ends = [
                 Kept(episode, row["alone"], row["ended_by"])
                 for row, episode in zip(rows, files.read(number), strict=True)
             ]
-            if name in self._to_come or self._usable(ends):
+            if name in self._to_come or self._is_trainable(ends):
                 self._add_pending(number, rows[0]["position"], ends, self._to_come.get(name))
             else:
                 self._remove_files(files, number)

@@ -124,7 +124,7 @@ class Policy:
     tokenizer: str = ""
     template: str = ""
     below: int | None = None
-    """First position not to be played yet; `None` for no limit."""
+    """Samplers may start positions below this one only; `None` for no limit."""
     told: Mapping[str, Any] = field(default_factory=dict)
     """Further information for samplers, as JSON values."""
 

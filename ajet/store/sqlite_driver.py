@@ -137,16 +137,16 @@ class SqliteReader:
         facts = dict(self.database.execute("SELECT name, value FROM facts").fetchall())
         self.run, self.settings = facts.get("run", ""), facts.get("settings", "")
         query = f"{LINE} SELECT place, step, reason FROM uses WHERE of IS NULL OR of IN line ORDER BY step"
-        self._uses: dict[int, _PositionUses] = {}
+        self._uses_by_order: dict[int, _PositionUses] = {}
         for order, step, reason in self.database.execute(query):
-            position_uses = self._uses.setdefault(order, _PositionUses())
+            position_uses = self._uses_by_order.setdefault(order, _PositionUses())
             if reason is None:
                 position_uses.steps.append(step)
             else:
                 position_uses.left = reason
 
     def _uses_of(self, order: int) -> _PositionUses:
-        return self._uses.get(order, _PositionUses())
+        return self._uses_by_order.get(order, _PositionUses())
 
     @contextmanager
     def bound_reads(self) -> Iterator[None]:

@@ -53,7 +53,7 @@ def read_reasons(text: object) -> list[str]:
         reasons = parse_json(text) if isinstance(text, str) else None
     except ValueError:
         reasons = None
-    if isinstance(reasons, list) and all(isinstance(each, str) for each in reasons):
+    if isinstance(reasons, list) and all(isinstance(reason, str) for reason in reasons):
         return reasons
     return [f"the reasons of its earlier failures cannot be read: {quote(text)}"]
 
@@ -92,7 +92,7 @@ def read_announced(row: tuple[Any, ...], now: float) -> AnnouncedPolicy:
     numbers = (policy.step, trainer, 0 if policy.below is None else policy.below)
     if not (
         all(isinstance(each, str) for each in texts)
-        and all(isinstance(each, int) for each in numbers)
+        and all(isinstance(number, int) for number in numbers)
         and isinstance(policy.told, dict)
         and _is_time(time)
     ):
@@ -168,8 +168,10 @@ class SqlitePositions:
     A fence is the number of a lease, by which a stale lease is recognised.
     """
 
-    def __init__(self, seconds: float, most: int, outage: Outage) -> None:
-        self._seconds, self._most, self._outage = seconds, most, outage
+    def __init__(self, seconds: float, limit: int, outage: Outage) -> None:
+        self._lease_seconds = seconds
+        self._max_attempts = limit
+        self._outage = outage
 
     def find_free(self, base: sqlite3.Connection, count: int, below: int | None) -> list[int]:
         """Return up to `count` free positions: those leased before first, then new ones.
@@ -201,9 +203,9 @@ class SqlitePositions:
             {
                 "place": order,
                 "fence": fence,
-                "until": (now := time.time()) + self._seconds,
+                "until": (now := time.time()) + self._lease_seconds,
                 "since": now,
-                "seconds": self._seconds,
+                "seconds": self._lease_seconds,
                 "holder": holder,
                 "trainer": trainer,
             },
@@ -212,14 +214,14 @@ class SqlitePositions:
 
     def prolong(self, base: sqlite3.Connection, lease: Lease) -> None:
         """Extend a lease to the full lease time from now on. Raises LeaseLostError."""
-        update_leased(base, lease, "until = ?, seconds = ?", time.time() + self._seconds, self._seconds)
+        update_leased(base, lease, "until = ?, seconds = ?", time.time() + self._lease_seconds, self._lease_seconds)
 
     def expire(self, base: sqlite3.Connection) -> None:
         """End expired leases, except a trainer's, and count each as a failed attempt.
 
         For one lease time after an outage no lease expires, so that processes can renew their leases first.
         """
-        if self._outage.ended_within(self._seconds):
+        if self._outage.ended_within(self._lease_seconds):
             return
         now = time.time()
         expired = (
@@ -254,7 +256,7 @@ class SqlitePositions:
         """
         (stored,) = base.execute("SELECT reasons FROM positions WHERE place = ?", (order,)).fetchone()
         reasons = [*read_reasons(stored), reason]
-        state = "waiting" if len(reasons) < self._most and not dead else "dead"
+        state = "waiting" if len(reasons) < self._max_attempts and not dead else "dead"
         changed = "UPDATE positions SET state = ?, reasons = ? WHERE place = ?"
         base.execute(changed, (state, dumps(reasons), order))
 

@@ -74,7 +74,7 @@ WITH RECURSIVE line (number) AS (
 """
 """SQL: the numbers of the commits that count, from the latest (`head`) back to the first."""
 _HOLDING = f"{LINE} SELECT place FROM uses WHERE of IN line AND NOT again"
-"""SQL: the positions whose last use is in these commits."""
+"""SQL: positions that a step of the current line of checkpoints used for the last time."""
 _REUSED = f"""{LINE} SELECT place, step FROM uses JOIN positions USING (place)
 WHERE again AND state = 'closed' AND (of IS NULL OR of IN line) ORDER BY step"""
 """SQL: the uses of reusable positions that count, with the step."""
@@ -102,7 +102,7 @@ class SqliteStore:
     """The store in the file `path`. The process that opens it with `rolls` is the trainer."""
 
     def __init__(self, path: Path, opener: StoreOptions | None = None) -> None:
-        """Raises UserError, also for a checkpoint or a run of another store."""
+        """Open the file. Raises UserError if it is damaged, or belongs to another checkpoint or run."""
         who = opener or StoreOptions()
         self._path, self._redact = path, who.redact or Redactor({})
         self.outage = Outage(f"sqlite:{path}", who.unreachable_timeout)
@@ -112,7 +112,7 @@ class SqliteStore:
         self._name = f"process {os.getpid()}"
         self._trainer = 0
         self.database = connect(path)
-        self._warned: set[str] = set()  # damaged rows already logged
+        self._logged_damage: set[str] = set()  # damaged rows already logged
         if who.rolls:
             self._become_trainer(who)
         self.database.execute(f"PRAGMA busy_timeout = {int(1000 * min(BUSY_TIMEOUT, who.unreachable_timeout))}")
@@ -346,8 +346,8 @@ class SqliteStore:
             name: Value that identifies the row.
         """
         row_name = f"{table}: {str(name)[:LONGEST_VALUE]}"
-        if row_name not in self._warned:
-            self._warned.add(row_name)
+        if row_name not in self._logged_damage:
+            self._logged_damage.add(row_name)
             logger.warning("ajet skips a row of the store {}, because ajet did not write it ({})", self._path, row_name)
 
     @contextmanager
@@ -397,18 +397,18 @@ class SqliteStore:
             self._positions.expire(base)
             yield base
 
-    def _become_trainer(self, who: StoreOptions) -> None:
+    def _become_trainer(self, options: StoreOptions) -> None:
         """Make this process the trainer, and undo all uses that the checkpoint does not know."""
         with self.open_transaction() as base:
             number = 0
-            base.execute("INSERT OR IGNORE INTO facts VALUES ('run', ?)", (who.run,))
+            base.execute("INSERT OR IGNORE INTO facts VALUES ('run', ?)", (options.run,))
             (owner,) = base.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
-            if owner != who.run:
+            if owner != options.run:
                 raise other_run_error(str(self._path))
-            if who.settings:
-                base.execute("INSERT OR REPLACE INTO facts VALUES ('settings', ?)", (who.settings,))
-            if who.at is not None:
-                row = base.execute("SELECT number FROM commits WHERE name = ?", (who.at.get("commit"),)).fetchone()
+            if options.settings:
+                base.execute("INSERT OR REPLACE INTO facts VALUES ('settings', ?)", (options.settings,))
+            if options.at is not None:
+                row = base.execute("SELECT number FROM commits WHERE name = ?", (options.at.get("commit"),)).fetchone()
                 if row is None:
                     raise other_store_error(str(self._path))
                 number = int(row[0])
@@ -425,8 +425,8 @@ class SqliteStore:
             )
             base.execute(f"UPDATE positions SET state = 'over' WHERE place IN ({_HOLDING})")
             base.execute("UPDATE positions SET state = 'waiting' WHERE state = 'leased' AND trainer > 0")
-            if who.usable is not None:
-                self._drop_unusable(base, who.usable)
+            if options.usable is not None:
+                self._drop_unusable(base, options.usable)
 
     def _drop_unusable(self, base: sqlite3.Connection, usable: Usable) -> None:
         """Remove stored episodes for which `usable` returns False, if no step has used their position."""

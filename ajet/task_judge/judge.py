@@ -27,12 +27,12 @@ UNDECIDED = "no score: the judge returned None"
 _OF_A_MAPPING = ("score", "success", "reason")
 
 
-def read_verdict(judgement: Any, who: str, *, gamma: float = 1.0, success: bool | None = None) -> Verdict:
+def read_verdict(judgement: Any, source_name: str, *, gamma: float = 1.0, success: bool | None = None) -> Verdict:
     """Convert a judge's return value to a verdict.
 
     Args:
         judgement: a number, (reward, success), a list of rewards per turn, a mapping, a Verdict, or None.
-        who: name of the reward for errors.
+        source_name: name of the reward for errors.
         gamma: discount of a list of rewards.
         success: the workflow's success, used if the judge did not decide.
 
@@ -43,24 +43,26 @@ def read_verdict(judgement: Any, who: str, *, gamma: float = 1.0, success: bool 
     if judgement is None:
         return Verdict(None, success, UNDECIDED)
     if isinstance(judgement, Verdict):
-        verdict = replace(judgement, reward=discount_rewards(judgement.reward, who, gamma))
-        verdict.turns = turn_rewards(judgement.reward, who) or judgement.turns
+        verdict = replace(judgement, reward=discount_rewards(judgement.reward, source_name, gamma))
+        verdict.turns = turn_rewards(judgement.reward, source_name) or judgement.turns
     elif isinstance(judgement, Mapping) and "score" in judgement:
-        verdict = _read_mapping(judgement, who, gamma)
+        verdict = _read_mapping(judgement, source_name, gamma)
     elif _is_pair(judgement):
-        verdict = Verdict(discount_rewards(judgement[0], who, gamma), _success_of_pair(judgement, who))
-        verdict.turns = turn_rewards(judgement[0], who)
+        verdict = Verdict(discount_rewards(judgement[0], source_name, gamma), _success_of_pair(judgement, source_name))
+        verdict.turns = turn_rewards(judgement[0], source_name)
     elif isinstance(judgement, list):
-        verdict = Verdict(discount_rewards(judgement, who, gamma), None, turns=turn_rewards(judgement, who))
+        verdict = Verdict(
+            discount_rewards(judgement, source_name, gamma), None, turns=turn_rewards(judgement, source_name)
+        )
     elif _is_truth(judgement):
         verdict = Verdict(float(judgement), bool(judgement))
     elif isinstance(judgement, Real):
         verdict = Verdict(float(judgement), None)
     else:
-        raise JudgeFailure(f"{who}: {_explain_unread(judgement)}")
+        raise JudgeFailure(f"{source_name}: {_explain_unread(judgement)}")
     if verdict.reward is None and not verdict.reason:
         verdict.reason = UNDECIDED
-    return check_verdict(verdict, who)
+    return check_verdict(verdict, source_name)
 
 
 def _explain_unread(judgement: Any) -> str:
@@ -85,7 +87,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def discount_rewards(reward: Any, who: str, gamma: float) -> float | None:
+def discount_rewards(reward: Any, source_name: str, gamma: float) -> float | None:
     """Return a reward as one number: a list of rewards per turn becomes r_0 + gamma * r_1 + …
 
     None means no score. Raises JudgeFailure.
@@ -93,51 +95,54 @@ def discount_rewards(reward: Any, who: str, gamma: float) -> float | None:
     if isinstance(reward, (list, tuple)):
         if not reward:
             return None
-        return sum(_require_number(part, who) * gamma**turn for turn, part in enumerate(reward))
-    return None if reward is None else _require_number(reward, who)
+        return sum(_require_number(part, source_name) * gamma**turn for turn, part in enumerate(reward))
+    return None if reward is None else _require_number(reward, source_name)
 
 
-def turn_rewards(reward: Any, who: str) -> tuple[float, ...]:
+def turn_rewards(reward: Any, source_name: str) -> tuple[float, ...]:
     """Return the rewards per turn if the reward is a list, else (). Raises JudgeFailure."""
-    return tuple(_require_number(part, who) for part in reward) if isinstance(reward, (list, tuple)) else ()
+    return tuple(_require_number(part, source_name) for part in reward) if isinstance(reward, (list, tuple)) else ()
 
 
-def attach_process(verdict: Verdict, parts: Sequence[Any], who: str) -> Verdict:
+def attach_process(verdict: Verdict, parts: Sequence[Any], source_name: str) -> Verdict:
     """Add process rewards (rewards of parts of the attempt) to a verdict. Raises JudgeFailure."""
     for part in parts:
         if not isinstance(part, ProcessReward):
             raise JudgeFailure(
-                f"{who}: `process` contains {part!r:.200}; expected objects such as ProcessReward(reward=…, step=…)"
+                f"{source_name}: `process` contains {part!r:.200}; expected objects such as "
+                "ProcessReward(reward=…, step=…)"
             )
     verdict.process = tuple(parts)
     return verdict
 
 
-def check_verdict(verdict: Verdict, who: str) -> Verdict:
+def check_verdict(verdict: Verdict, source_name: str) -> Verdict:
     """Return the verdict if all its numbers are finite, else raise JudgeFailure."""
     parts = [(name, value) for name, value in verdict.parts.items() if value is not None]
     for name, value in (*verdict.metrics.items(), *parts):
         if not isinstance(value, Real) or not math.isfinite(value):
-            raise JudgeFailure(f"{who}: {name} is {value!r:.200}; expected a finite number")
+            raise JudgeFailure(f"{source_name}: {name} is {value!r:.200}; expected a finite number")
     if verdict.reward is None:
         verdict.reason = verdict.reason or "no score: the judge returned an empty list of rewards"
     elif not math.isfinite(verdict.reward):
-        raise JudgeFailure(f"{who} is {verdict.reward}; expected a finite number, or None for no score")
+        raise JudgeFailure(f"{source_name} is {verdict.reward}; expected a finite number, or None for no score")
     return verdict
 
 
-def _read_mapping(mapping: Mapping[str, Any], who: str, gamma: float) -> Verdict:
+def _read_mapping(mapping: Mapping[str, Any], source_name: str, gamma: float) -> Verdict:
     """Convert a mapping with `score` and optional `success` and `reason` to a verdict.
 
     Further numbers become the verdict's `parts`, as in verl's reward functions.
     """
     score = mapping["score"]
-    success = _read_success(mapping.get("success"), who)
+    success = _read_success(mapping.get("success"), source_name)
     if _is_truth(score):
         success = bool(score) if success is None else success
     further = {str(name): float(value) for name, value in mapping.items()
                if name not in _OF_A_MAPPING and isinstance(value, Real) and math.isfinite(value)}  # fmt: skip
-    return Verdict(discount_rewards(score, who, gamma), success, str(mapping.get("reason") or ""), parts=dict(further))
+    return Verdict(
+        discount_rewards(score, source_name, gamma), success, str(mapping.get("reason") or ""), parts=dict(further)
+    )
 
 
 def _is_pair(judgement: Any) -> bool:
@@ -150,14 +155,14 @@ def _is_pair(judgement: Any) -> bool:
     return isinstance(judgement, tuple) or judgement[1] is None or _is_truth(judgement[1])
 
 
-def _success_of_pair(pair: Sequence[Any], who: str) -> bool | None:
+def _success_of_pair(pair: Sequence[Any], source_name: str) -> bool | None:
     """Return the second value of (reward, is_success). Raises JudgeFailure unless it is a bool or None."""
     success = _to_python_scalar(pair[1])
     if success is None or isinstance(success, bool):
         return success
     order = f": `return {success!r:.40}, {pair[0]!r:.40}`" if _is_truth(pair[0]) else ""
     raise JudgeFailure(
-        f"{who}: it returned ({pair[0]!r:.80}, {success!r:.80}); a pair must be (reward, is_success), in this "
+        f"{source_name}: it returned ({pair[0]!r:.80}, {success!r:.80}); a pair must be (reward, is_success), in this "
         f"order, with True, False or None as its second value{order}. Return several rewards as a list, a single "
         "reward as a number"
     )
@@ -173,20 +178,22 @@ def _is_truth(value: Any) -> bool:
     return isinstance(_to_python_scalar(value), bool)
 
 
-def _require_number(value: Any, who: str) -> float:
+def _require_number(value: Any, source_name: str) -> float:
     value = _to_python_scalar(value)
     if not isinstance(value, Real):
-        raise JudgeFailure(f"{who} is {value!r:.200}, a {type(value).__name__}; expected a number")
+        raise JudgeFailure(f"{source_name} is {value!r:.200}, a {type(value).__name__}; expected a number")
     return float(value)
 
 
-def _read_success(value: Any, who: str) -> bool | None:
+def _read_success(value: Any, source_name: str) -> bool | None:
     value = _to_python_scalar(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Real) and value in (0, 1):
         return bool(value)
-    raise JudgeFailure(f"{who}: is_success is {value!r:.200}, a {type(value).__name__}; expected a bool or None")
+    raise JudgeFailure(
+        f"{source_name}: is_success is {value!r:.200}, a {type(value).__name__}; expected a bool or None"
+    )
 
 
 async def call_user_function(function: Callable[..., Any], *args: Any) -> Any:
@@ -254,27 +261,27 @@ class Judge:
             gamma: discount of rewards per turn, r_0 + gamma * r_1 + …
             ranks: ranks the attempts at a task; None for no ranking.
         """
-        self._judging, self._gamma = judging, gamma
+        self._user_judge, self._gamma = judging, gamma
         self.ranks = ranks
 
     def __str__(self) -> str:
         if self.ranks is not None:
             return f"{self.ranks}, by rank within a group of attempts; each attempt alone outside of a group"
-        if self._judging is None:
+        if self._user_judge is None:
             return "none: the workflow sets the reward"
         if self.said:
             return self.said
-        return f"{strip_scope(type(self._judging).__module__)}.{type(self._judging).__qualname__}"
+        return f"{strip_scope(type(self._user_judge).__module__)}.{type(self._user_judge).__qualname__}"
 
     @property
     def said(self) -> str:
-        """Description of the judge in its own words, or ""."""
-        return str(getattr(self._judging, "said", ""))
+        """The judge's attribute `said`, a description for the log, or ""."""
+        return str(getattr(self._user_judge, "said", ""))
 
     @property
     def judges(self) -> bool:
         """True if a judge is configured."""
-        return self._judging is not None
+        return self._user_judge is not None
 
     async def compare(self, attempts: Mapping[int, JudgeInput], seed: str) -> dict[int, Verdict]:
         """Rank the attempts at one task by `ranks`, and return their verdicts under the same keys.
@@ -306,13 +313,13 @@ class Judge:
 
     def let_go(self) -> None:
         """Close connections and processes of ajet's own judges and scorers until the next use. Idempotent."""
-        for each in (self._judging, self.ranks):
+        for each in (self._user_judge, self.ranks):
             if (let_go := getattr(each, "let_go", None)) is not None:
                 let_go()
 
     def require_for(self, tasks: Iterable[Task]) -> None:
         """Refuse tasks with needs that the judge does not support. Raises TaskError."""
-        require = getattr(self._judging, "require_for", None)
+        require = getattr(self._user_judge, "require_for", None)
         if require is not None:
             require(tasks)
 
@@ -334,19 +341,19 @@ class Judge:
                 raise RewardFailure(str(problem)) from None
         if output.undecided:
             return attach_process(Verdict(None, output.is_success, UNDECIDED), output.process, "the workflow's verdict")
-        if self._judging is None:
+        if self._user_judge is None:
             reason = "no score: the workflow set no reward, and no judge is set"
             return Verdict(None, output.is_success, reason)
-        name = type(self._judging).__name__
+        name = type(self._user_judge).__name__
         try:
-            judgement = await call_user_function(self._judging.compute_reward, workflow_task, output)
+            judgement = await call_user_function(self._user_judge.compute_reward, workflow_task, output)
         except BoundaryError:
             raise
         except Exception as problem:
             advice = advise_on(problem, workflow_task.task, output)
             message = f"{name} raised {type(problem).__name__}: {problem}"
             raise JudgeFailure(f"{message} ({advice})" if advice else message) from problem
-        written_at = getattr(self._judging, "written_at", "")
+        written_at = getattr(self._user_judge, "written_at", "")
         who = f"{name}'s reward ({written_at})" if written_at else f"{name}'s reward"
         verdict = read_verdict(judgement, who, gamma=self._gamma, success=output.is_success)
         return attach_process(verdict, [*verdict.process, *output.process], f"{name}'s verdict")

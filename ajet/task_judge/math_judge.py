@@ -50,16 +50,16 @@ class MathAnswerJudge(BaseJudge):
         return compare_answers(answer, reference)
 
 
-def extract_reference(wanted: Any) -> str:
+def extract_reference(expected: Any) -> str:
     """Return the reference of a row's answer: text after ####, else the last box (MATH), else the complete text; ""
     without."""
-    return hash_answer(wanted) or boxed_answer(wanted) or answer_text(wanted).strip()
+    return hash_answer(expected) or boxed_answer(expected) or answer_text(expected).strip()
 
 
-def compare_answers(given: str, reference: str) -> Verdict:
+def compare_answers(answer: str, reference: str) -> Verdict:
     """Return 1 for equal values, else 0. Raises JudgeFailure if no comparison is possible."""
-    right = equal(given, reference)
-    return Verdict(float(right), right, f"{given[:80]} {'equals' if right else 'does not equal'} {reference[:80]}")
+    right = equal(answer, reference)
+    return Verdict(float(right), right, f"{answer[:80]} {'equals' if right else 'does not equal'} {reference[:80]}")
 
 
 def _short_answer(text: str) -> str:

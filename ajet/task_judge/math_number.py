@@ -115,30 +115,34 @@ def split_unit(text: str) -> tuple[str, Unit]:
     return text, ()
 
 
-def _read_value(read: re.Match[str]) -> StatedNumber | None:
-    sign = -1 if read["sign"] == "-" else 1
-    if read["whole"]:
-        above, below = int(read["a"] or read["c"]), int(read["b"] or read["d"])
-        return StatedNumber(sign * (int(read["whole"]) + Fraction(above, below))) if above < below else None
-    if read["above"] or read["over"]:
+def _read_value(match: re.Match[str]) -> StatedNumber | None:
+    """Return the number of a match: mixed number, fraction, repeating decimal or decimal with exponent.
+
+    Returns None for what is no number, such as 1 3/2 (an improper mixed number) or a division by 0.
+    """
+    sign = -1 if match["sign"] == "-" else 1
+    if match["whole"]:
+        above, below = int(match["a"] or match["c"]), int(match["b"] or match["d"])
+        return StatedNumber(sign * (int(match["whole"]) + Fraction(above, below))) if above < below else None
+    if match["above"] or match["over"]:
         numerator, denominator = (
-            _read_decimal(read["above"] or read["over"]),
-            _read_decimal(read["below"] or read["under"]),
+            _read_decimal(match["above"] or match["over"]),
+            _read_decimal(match["below"] or match["under"]),
         )
         if denominator == 0:
             return None
         value = numerator / denominator
         lowest = numerator.denominator == denominator.denominator == 1 and (value.denominator == abs(denominator))
         return StatedNumber(sign * value, fraction=True, lowest=lowest)
-    bar = read["bar"] or read["bar2"]
+    bar = match["bar"] or match["bar2"]
     if bar:
-        fixed = read["fixed"]
-        head = Fraction(int((read["before"] or "0") + fixed), 10 ** len(fixed))
+        fixed = match["fixed"]
+        head = Fraction(int((match["before"] or "0") + fixed), 10 ** len(fixed))
         return StatedNumber(sign * (head + Fraction(int(bar), (10 ** len(bar) - 1) * 10 ** len(fixed))))
-    if read["ten"] and 0 <= int(read["ten"]) < LEAST_POWER:
+    if match["ten"] and 0 <= int(match["ten"]) < LEAST_POWER:
         return None
-    digits = _read_decimal(read["digits"] or read["times"] or "1")
-    return StatedNumber(sign * digits * Fraction(10) ** int(read["e"] or read["ten"] or 0))
+    digits = _read_decimal(match["digits"] or match["times"] or "1")
+    return StatedNumber(sign * digits * Fraction(10) ** int(match["e"] or match["ten"] or 0))
 
 
 def _read_decimal(digits: str) -> Fraction:

@@ -174,11 +174,13 @@ class AnswerComparer:
         foreign = _find_letters(candidate) - _find_letters(reference)
         return len(foreign) <= bool(_ORDER.search(candidate)) and self.ask(candidate, reference)
 
-    def _is_subset(self, parts: list[str], wanted: list[str], swapped: bool = False) -> bool:
-        return all(any(self.decide(*((each, part) if swapped else (part, each))) for each in wanted) for part in parts)
+    def _is_subset(self, parts: list[str], expected: list[str], swapped: bool = False) -> bool:
+        return all(
+            any(self.decide(*((each, part) if swapped else (part, each))) for each in expected) for part in parts
+        )
 
-    def _is_rearranged(self, parts: list[str], wanted: list[str]) -> bool:
-        unmatched = list(wanted)
+    def _is_rearranged(self, parts: list[str], expected: list[str]) -> bool:
+        unmatched = list(expected)
         for part in parts:
             equal_part = next((each for each in unmatched if self.decide(part, each)), None)
             if equal_part is None:
@@ -310,9 +312,12 @@ def split_list(text: str) -> list[str]:
 
 def split_outside(text: str, *marks: str) -> list[str]:
     """Return the parts of a text, split at marks outside of brackets."""
-    depth, start, parts, index = 0, 0, list[str](), 0
+    depth = 0
+    start = 0
+    parts = list[str]()
+    index = 0
     while index < len(text):
-        separator = next((each for each in marks if text.startswith(each, index)), None)
+        separator = next((mark for mark in marks if text.startswith(mark, index)), None)
         if depth == 0 and separator:
             parts.append(text[start:index].strip())
             index += len(separator)

@@ -197,7 +197,7 @@ def _find_spelling(word: str) -> str | None:
         return symbol
     name = word.lower().removesuffix(".")
     forms = (name, _PLURALS.get(name), name.removesuffix("s"), name.removesuffix("es"), f"{name.removesuffix('ies')}y")
-    return next((each for each in forms if f" {each}" in _MEANINGS), None)
+    return next((form for form in forms if f" {form}" in _MEANINGS), None)
 
 
 @lru_cache(maxsize=1024)

@@ -18,11 +18,11 @@ TIMEOUT = 120.0
 Ask = Callable[..., dict[str, str]]
 
 
-def make_model_caller(model: str, longest: int) -> Ask:
+def make_model_caller(model: str, limit: int) -> Ask:
     """Return a function `(messages, sampling_params_override={}, request_id="")` that returns `{"role", "content"}`.
 
     The function calls `model` at the server of the environment (`config.other_models`), greedily unless overridden,
-    with at most `longest` tokens. Raises UserError without a server, JudgeFailure without a reply.
+    with at most `limit` tokens. Raises UserError without a server, JudgeFailure without a reply.
     """
 
     def ask(
@@ -34,7 +34,7 @@ def make_model_caller(model: str, longest: int) -> Ask:
 
         server = find_other_server()
         history: Any = list(messages)
-        settings = {"temperature": 0.0, "max_completion_tokens": longest, **(sampling_params_override or {})}
+        settings = {"temperature": 0.0, "max_completion_tokens": limit, **(sampling_params_override or {})}
         problem: Exception | None = None
         reason = ""
         for key in server.keys:

@@ -85,13 +85,13 @@ def open_by_reference(experiment: Experiment) -> Judging | None:
     from ajet.config.functions import is_function, require_order
     from ajet.task_judge.trl_reward import is_trl_reward
 
-    kind = resolve_reference(reference, base=experiment.base, what=key)
+    kind = resolve_reference(reference, base=experiment.base, key=key)
     if is_scorer_function(kind) and not is_trl_reward(kind):
         judge = experiment.ajet.task_judge.replace_judges(scorer=reference)
         settings = experiment.ajet.model_copy(update={"task_judge": judge})
         return ScorerJudge(replace(experiment, ajet=settings), named_by=f"ajet.{key}")
     if is_function(kind):
-        kind = _make_function_judge(kind, reference, what=key)
+        kind = _make_function_judge(kind, reference, key=key)
     method = getattr(kind, "compute_reward", None)
     if not isinstance(kind, type) or not callable(method):
         raise ConfigError(
@@ -101,7 +101,7 @@ def open_by_reference(experiment: Experiment) -> Judging | None:
             "such as a subclass of BaseJudge",
         )
     names = ("workflow_task", "workflow_output")
-    require_order(inspect.unwrap(method), names, what=key, reference=f"{reference}.compute_reward", method=True)
+    require_order(inspect.unwrap(method), names, key=key, reference=f"{reference}.compute_reward", method=True)
     try:
         constructor = getattr(kind, "of_experiment", None)
         judging: Judging = kind(experiment.config) if constructor is None else constructor(experiment)
@@ -135,33 +135,33 @@ def check_functions(experiment: Experiment) -> None:
     arguments |= {("task_judge", "stages", index, "scorer"): each.arguments for index, each in enumerate(judge.stages)}
     for path, reference in judge.list_judges():
         key = f"ajet.{'.'.join(map(str, path))}"
-        parameters = read_parameters_of(reference, base=experiment.base, what=key) if is_reference(reference) else None
+        parameters = read_parameters_of(reference, base=experiment.base, key=key) if is_reference(reference) else None
         if parameters is None:
             continue
         if path[-1] != "judge_protocol" or (is_scorer_function(parameters) and not is_trl_reward(parameters)):
-            name = parse_reference(reference, what=key).name
-            BoundScorer(parameters, name, arguments.get(path, {}), experiment, what=key)
+            name = parse_reference(reference, key=key).name
+            BoundScorer(parameters, name, arguments.get(path, {}), experiment, key=key)
         else:
-            _make_function_judge(parameters, reference, what=key)
+            _make_function_judge(parameters, reference, key=key)
 
 
-def _make_function_judge(function: Callable[..., Any], reference: str, *, what: str) -> type[Any]:
+def _make_function_judge(function: Callable[..., Any], reference: str, *, key: str) -> type[Any]:
     """Return the judge class of a function with ajet's parameters or TRL's. Raises ConfigError for any others."""
     from ajet.task_judge.trl_reward import adapt_trl_reward, is_trl_reward, refuse_other_signature
 
     if is_trl_reward(function):
-        function = adapt_trl_reward(function, reference, what=what)
-    refuse_other_signature(function, reference, what=what)
-    return make_judge_class(function, reference, what=what)
+        function = adapt_trl_reward(function, reference, key=key)
+    refuse_other_signature(function, reference, key=key)
+    return make_judge_class(function, reference, key=key)
 
 
-def make_judge_class(function: Callable[..., Any], reference: str, *, what: str) -> type[Any]:
+def make_judge_class(function: Callable[..., Any], reference: str, *, key: str) -> type[Any]:
     """Return a judge class that calls `function(task, output)`, plain or `async`; `task` is the Task.
 
-    The function may return any value of `compute_reward`; an exception is a judge failure. `what`: key of the
+    The function may return any value of `compute_reward`; an exception is a judge failure. `key`: key of the
     reference. Raises ConfigError unless the function takes two arguments.
     """
-    require_callable_with(function, ("task", "output"), what=what, reference=reference)
+    require_callable_with(function, ("task", "output"), key=key, reference=reference)
 
     async def compute_reward(self: Any, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
         return await function(workflow_task.task, workflow_output)
@@ -176,7 +176,7 @@ def make_judge_class(function: Callable[..., Any], reference: str, *, what: str)
     # A plain function is called in its own thread, an async function on the judges' loop.
     method = compute_reward if inspect.iscoroutinefunction(function) else compute_plain
     UserFunctionJudge.compute_reward = method  # type: ignore[attr-defined]
-    UserFunctionJudge.__name__ = UserFunctionJudge.__qualname__ = parse_reference(reference, what=what).name
+    UserFunctionJudge.__name__ = UserFunctionJudge.__qualname__ = parse_reference(reference, key=key).name
     UserFunctionJudge.written_at = Path(locate_function(function)).name  # type: ignore[attr-defined]
     UserFunctionJudge.__module__ = getattr(function, "__module__", None) or __name__
     return UserFunctionJudge

@@ -22,7 +22,7 @@ _COMPLETIONS, _PROMPTS = "completions", "prompts"
 _NOT_HERE = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 """What TRL's trainer passes, too, and no run of ajet has."""
 _OF_OTHERS = ("completion", "prompt")
-"""Parameter names of other libraries for one reply and its prompt."""
+"""Parameter names by which reward functions of other libraries are recognized."""
 
 
 def is_trl_reward(found: Any) -> bool:
@@ -31,12 +31,12 @@ def is_trl_reward(found: Any) -> bool:
 
 
 def adapt_trl_reward(
-    function: Callable[..., Any], reference: str, *, what: str
+    function: Callable[..., Any], reference: str, *, key: str
 ) -> Callable[[Task, WorkflowOutput], Any]:
     """Return a function `(task, output)` that calls a TRL reward function.
 
     Args:
-        what: key of the reference.
+        key: key of the reference.
 
     Raises:
         ConfigError: the function requires values only TRL's trainer has.
@@ -45,8 +45,8 @@ def adapt_trl_reward(
     missing = [name for name in _NOT_HERE if name in parameters and parameters[name].default is inspect.Parameter.empty]
     if missing:
         raise ConfigError(
-            f"{what}: {reference} is a TRL reward function that needs {', '.join(missing)}.",
-            where=locate_function(function) or what,
+            f"{key}: {reference} is a TRL reward function that needs {', '.join(missing)}.",
+            where=locate_function(function) or key,
             expected=f"a function of {SIGNATURE}; or of (task, output)",
             do="remove these parameters, or give them default values",
         )
@@ -62,13 +62,13 @@ def adapt_trl_reward(
     return caller
 
 
-def refuse_other_signature(function: Callable[..., Any], reference: str, *, what: str) -> None:
+def refuse_other_signature(function: Callable[..., Any], reference: str, *, key: str) -> None:
     """Refuse a function with parameter names of another library. Raises ConfigError."""
     names = [name for name in _OF_OTHERS if name in read_parameters(function)]
     if names:
         raise ConfigError(
-            f"{what}: {reference} needs {' and '.join(names)}, but is called with (task, output).",
-            where=locate_function(function) or what,
+            f"{key}: {reference} needs {' and '.join(names)}, but is called with (task, output).",
+            where=locate_function(function) or key,
             expected='a function of (task, output), where output.metadata["final_answer"] is the reply; or a TRL '
             f"reward function {SIGNATURE}",
             do=f"write `def {getattr(function, '__name__', 'reward')}(task, output):`",

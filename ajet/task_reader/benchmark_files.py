@@ -37,7 +37,7 @@ def find_split_files(path: str, base: Path, *, key: str) -> list[Path]:
         return [existing]
     files = _list_data_files(existing)
     names = [
-        split for split in SPLITS if (existing / split).is_dir() or any(_is_named_for(each, split) for each in files)
+        split for split in SPLITS if (existing / split).is_dir() or any(_is_named_for(file, split) for file in files)
     ]
     if len(names) > 1:
         raise TaskError(f"The folder {path} contains several splits.", where=key, expected=f"one of {', '.join(names)}",
@@ -56,7 +56,7 @@ def _find_named_split(above: Path, split: str) -> list[Path]:
         if (folder / split).is_dir():
             return find_split_files(str(folder / split), above, key="")
         if folder.is_dir() and (
-            split_files := [each for each in _list_data_files(folder) if _is_named_for(each, split)]
+            split_files := [file for file in _list_data_files(folder) if _is_named_for(file, split)]
         ):
             return split_files
     return []
@@ -67,11 +67,11 @@ def _list_data_files(folder: Path) -> list[Path]:
 
     GAIA's folder also has the same rows by level, and task files of any kind.
     """
-    data_files = sorted(each for each in folder.iterdir() if each.is_file() and each.suffix in FORMATS)
+    data_files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in FORMATS)
     complete = sorted(
-        (each for each in data_files if each.stem == METADATA), key=lambda each: FORMATS.index(each.suffix)
+        (file for file in data_files if file.stem == METADATA), key=lambda file: FORMATS.index(file.suffix)
     )
-    return complete[:1] or [each for each in data_files if each.stem.startswith(f"{METADATA}.")] or data_files
+    return complete[:1] or [file for file in data_files if file.stem.startswith(f"{METADATA}.")] or data_files
 
 
 def _is_named_for(file: Path, split: str) -> bool:

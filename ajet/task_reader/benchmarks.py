@@ -35,17 +35,17 @@ class BenchmarkReader:
 
     def __init__(self, experiment: Experiment) -> None:
         reader = experiment.ajet.task_reader
-        self._base, self._skip = experiment.base, reader.on_bad_row == "skip"
+        self._base, self._skips_bad_rows = experiment.base, reader.on_bad_row == "skip"
         files = getattr(reader, self.section)
-        self._paths = {"train": files.training.file_path, "validation": files.validation.file_path}
+        self._path_of_split = {"train": files.training.file_path, "validation": files.validation.file_path}
 
     def has(self, split: TaskSplit) -> bool:
         """Whether a file or a folder is named for the split."""
-        return bool(self._paths[split])
+        return bool(self._path_of_split[split])
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
         key = f"ajet.task_reader.{self.section}.{'training' if split == 'train' else split}.file_path"
-        path = self._paths[split]
+        path = self._path_of_split[split]
         if not path:
             raise TaskError(f"No file is set for the {split} tasks.", where=key, do=f"set {key}")
         tasks: list[Task] = []
@@ -58,7 +58,7 @@ class BenchmarkReader:
                     check_json(row)
                     tasks.append(self.build_task(RowColumns(row).rename(self.columns), file))
                 except BadRowError as problem:
-                    if not self._skip:
+                    if not self._skips_bad_rows:
                         raise TaskError(
                             f"A row does not have the form of {self.section}: {problem}.",
                             where=location, expected=self.shape,
@@ -106,7 +106,7 @@ class MathReader(BenchmarkReader):
             raise BadRowError("its solution contains no \\boxed{}")
         kinds = [row.get("type") or row.get("subject"), row.get("level")]
         more: dict[str, Any] = {
-            "tags": [f"Level {each}" if isinstance(each, int) else str(each) for each in kinds if each]
+            "tags": [f"Level {kind}" if isinstance(kind, int) else str(kind) for kind in kinds if kind]
         }
         one = file.suffix == ".json" and not row.get("unique_id")
         named = "/".join(file.with_suffix("").parts[-3:]) if one else row.get("unique_id")
@@ -188,7 +188,7 @@ def _parse_paragraphs(context: Any) -> list[tuple[str, list[str]]]:
         pairs = (
             zip(context["title"], context["sentences"], strict=True) if isinstance(context, Mapping) else context or ()
         )
-        return [(str(title), [str(each) for each in sentences]) for title, sentences in pairs]
+        return [(str(title), [str(sentence) for sentence in sentences]) for title, sentences in pairs]
     except (KeyError, TypeError, ValueError):
         raise BadRowError("its context is not a list of [title, sentences]") from None
 

@@ -40,7 +40,7 @@ class RowColumns:
     def __init__(self, row: Mapping[str, Any]) -> None:
         self.row: dict[str, Any] = {}
         """The row with trimmed names."""
-        self._same: dict[str, list[str]] = {}
+        self._columns_by_name: dict[str, list[str]] = {}
         for name, value in row.items():
             trimmed = trim_name(name)
             if trimmed in self.row:
@@ -48,11 +48,11 @@ class RowColumns:
                     f"two columns have the name {trimmed!r}, one of them with blanks or a byte order mark around it"
                 )
             self.row[trimmed] = value
-            self._same.setdefault(fold_name(name), []).append(trimmed)
+            self._columns_by_name.setdefault(fold_name(name), []).append(trimmed)
 
     def find(self, name: str) -> str | None:
         """Return the column of a standard name with a value; None without one. Raises BadRowError."""
-        matches = [each for each in self._same.get(fold_name(name), ()) if self.row[each] is not None]
+        matches = [each for each in self._columns_by_name.get(fold_name(name), ()) if self.row[each] is not None]
         if len(matches) > 1:
             raise BadRowError(
                 f"the columns {' and '.join(map(repr, matches))} can both be {name}: rename one, or set the right "

@@ -43,14 +43,14 @@ def find_path(path: str, base: Path) -> Path | None:
 
 
 @contextmanager
-def explain_read_errors(place: Path) -> Iterator[None]:
+def explain_read_errors(path: Path) -> Iterator[None]:
     """Turn an OSError of the block into a TaskError."""
     try:
         yield
     except OSError as problem:
         raise TaskError(
-            f"{place.name} cannot be read: {problem.strerror or problem}.",
-            where=str(problem.filename or place),
+            f"{path.name} cannot be read: {problem.strerror or problem}.",
+            where=str(problem.filename or path),
             do="check the file's permissions and the disk, or set another file",
         ) from None
 

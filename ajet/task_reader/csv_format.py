@@ -20,7 +20,7 @@ SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 SAMPLE = 50
 """Number of rows to inspect."""
 LOOKED_AT = 1_000_000
-"""Characters in which the rows are searched."""
+"""Number of characters of the file from which the format is guessed."""
 _SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 _PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 """First bytes of the files of spreadsheet programs, newer and older."""
@@ -28,7 +28,7 @@ _PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """Python's name of the encoding, the separator, and the column names."""
+    """Encoding (Python's name), separator and column names of a CSV file."""
 
     encoding: str
     separator: str
@@ -51,11 +51,11 @@ def require_no_spreadsheet(file: Path) -> None:
         )
 
 
-def find_csv_format(file: Path, usual: str) -> CsvFormat:
-    """Find how a CSV file is written. `usual`: the separator for a file of its name. Raises UserError."""
+def find_csv_format(file: Path, default_separator: str) -> CsvFormat:
+    """Find how a CSV file is written. `default_separator`: the separator for a file of its name. Raises UserError."""
     require_no_spreadsheet(file)
     text = read_text(file)
-    separator = _find_separator(text, usual)
+    separator = _find_separator(text, default_separator)
     (line, header), *rows = _first_rows(text, separator) or [(1, [])]
     names = [trim_name(name) for name in header]
     doubled = sorted({name for name in names if name and names.count(name) > 1})
@@ -77,12 +77,12 @@ def find_csv_format(file: Path, usual: str) -> CsvFormat:
     return CsvFormat(read_marked_encoding(file), separator, tuple(names))
 
 
-def _find_separator(text: str, usual: str) -> str:
+def _find_separator(text: str, default_separator: str) -> str:
     """Return the usual separator, unless only another one divides the first rows into equally many cells."""
-    if _is_regular(text, usual):
-        return usual
-    others = [each for each in SEPARATORS if each != usual and _is_regular(text, each)]
-    return others[0] if len(others) == 1 else usual
+    if _is_regular(text, default_separator):
+        return default_separator
+    others = [separator for separator in SEPARATORS if separator != default_separator and _is_regular(text, separator)]
+    return others[0] if len(others) == 1 else default_separator
 
 
 def _is_regular(text: str, separator: str) -> bool:

@@ -74,7 +74,7 @@ class HuggingFaceReader:
         self._path, self._config = section.dataset_path, section.dataset_name
         self._splits = {"train": section.training_split, "validation": section.validation_split}
         self._columns = ColumnNames.of(experiment)
-        self._skip = reader.on_bad_row == "skip"
+        self._skips_bad_rows = reader.on_bad_row == "skip"
 
     def has(self, split: TaskSplit) -> bool:
         """Whether a split is named."""
@@ -92,6 +92,7 @@ class HuggingFaceReader:
         return self._build_tasks(load_rows(dataset, name), f"{dataset}, split {name}")
 
     def _build_tasks(self, dataset: Any, where: str) -> list[Task]:
+        """Convert rows to tasks. A bad row raises TaskError, or is left out and counted with `on_bad_row: skip`."""
         images = ImageColumns({} if isinstance(dataset, list) else dataset.features)
         tasks: list[Task] = []
         bad: list[tuple[int, str]] = []
@@ -101,7 +102,7 @@ class HuggingFaceReader:
                     raise row
                 tasks.append(task_of(images.urls(row), self._columns))
             except BadRowError as problem:
-                if not self._skip:
+                if not self._skips_bad_rows:
                     raise TaskError(
                         f"A row cannot be used as a task: {problem}.",
                         where=f"{where}, row {index}",
@@ -178,6 +179,11 @@ def load_rows(place: DatasetPlace, split: str) -> Any:
 
 
 def load_split(datasets: Any, place: DatasetPlace, split: str) -> Any:
+    """Load one split with the library `datasets`.
+
+    ajet reads JSON rows itself, because pyarrow would turn texts that look like dates into datetimes. CSV cells are
+    read as text, because pandas would turn 007 into 7.
+    """
     from datasets.packaged_modules.csv.csv import Csv
     from datasets.packaged_modules.json.json import Json
 
@@ -312,6 +318,10 @@ def _slice_rows(datasets: Any, rows: list[dict[str, Any]], split: str) -> list[d
 
 
 def _locate_in_folder(folder: Path, config: str | None) -> DatasetPlace:
+    """Return the place of a dataset's configuration in a local folder.
+
+    Configurations are named in the folder's README.md, or are its subfolders. `config` None: the default one.
+    """
     configs = _named_configs(folder)
     folders = [] if configs else _config_folders(folder)
     if configs:

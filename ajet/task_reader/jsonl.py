@@ -45,10 +45,10 @@ class JsonlReader:
             "validation": files.validation.file_path,
         }
         self._columns = ColumnNames.of(experiment)
-        self._skip = reader.on_bad_row == "skip"
+        self._skips_bad_rows = reader.on_bad_row == "skip"
         self.skipped = 0
         """Number of skipped bad rows."""
-        self._read: tuple[str, list[int]] = ("", [])
+        self._task_lines: tuple[str, list[int]] = ("", [])
         """Name of the file read last, and the line of each of its tasks."""
 
     def has(self, split: TaskSplit) -> bool:
@@ -61,16 +61,16 @@ class JsonlReader:
         path = self._files[split]
         if not path:
             raise TaskError(f"No file is set for the {split} tasks.", where=key, do=f"set {key}")
-        return read_tasks(find_file(path, self._base, key=key), self.task_of, skip=self._skip, counter=self)
+        return read_tasks(find_file(path, self._base, key=key), self.task_of, skip=self._skips_bad_rows, counter=self)
 
     def place_of(self, index: int) -> str:
         """Return file and line of a task of the split read last."""
-        name, numbers = self._read
+        name, numbers = self._task_lines
         return f"{name}:{numbers[index]}"
 
     def note_lines(self, file: Path, numbers: list[int]) -> None:
-        """Take in where the tasks of a file stand."""
-        self._read = (file.name, numbers)
+        """Store the line number of each task of a file, for error messages."""
+        self._task_lines = (file.name, numbers)
 
     def task_of(self, row: dict[str, Any]) -> Task:
         """The task of a row. Raises BadRowError."""

@@ -33,7 +33,7 @@ class TaskOrder:
         if not tasks:
             raise TaskError("The task reader has no tasks to train on.", do="check the data set that task_reader names")
         self._tasks = list(tasks)
-        self._seed, self._shuffle = seed, shuffle
+        self._seed, self._is_shuffled = seed, shuffle
         self._permutation: tuple[int, list[int]] = (-1, [])
         self._curriculum = curriculum
         self._by_id = {task.task_id: task for task in self._tasks} if curriculum is not None else {}
@@ -50,7 +50,7 @@ class TaskOrder:
         epoch, index = divmod(order, len(self))
         if self._curriculum is not None:
             return self._by_id[self._curriculum.epoch(epoch)[index]]
-        if not self._shuffle:
+        if not self._is_shuffled:
             return self._tasks[index]
         if self._permutation[0] != epoch:
             ranks = [shuffle_key(self._seed, epoch, task.task_id) for task in self._tasks]
@@ -73,7 +73,7 @@ class TaskOrder:
         """Return the identity of the order as JSON values for a checkpoint."""
         return {
             "seed": self._seed,
-            "shuffle": self._shuffle,
+            "shuffle": self._is_shuffled,
             "count": len(self),
             "tasks": self._digest_parts(task.task_id for task in self._tasks),
             "content": self._content,
@@ -100,7 +100,7 @@ class TaskOrder:
 
     def _digest_parts(self, parts: Iterable[str]) -> str:
         """Return the digest of one text per task; independent of row order if shuffled."""
-        ordered = sorted(parts) if self._shuffle else parts
+        ordered = sorted(parts) if self._is_shuffled else parts
         return hashlib.blake2b("\0".join(ordered).encode(), digest_size=12).hexdigest()
 
 
@@ -128,8 +128,10 @@ class CurriculumSampler:
     """
 
     def __init__(self, ids: Sequence[str], settings: Settings, seed: int) -> None:
-        self._ids, self._settings, self._seed = sorted(ids), settings, seed
-        self._seen: dict[str, list[float]] = {}
+        self._ids = sorted(ids)
+        self._settings = settings
+        self._seed = seed
+        self._success_and_count: dict[str, list[float]] = {}
         self._epochs: dict[int, list[str]] = {}
 
     def __len__(self) -> int:
@@ -152,26 +154,26 @@ class CurriculumSampler:
         """Add the successes of scored attempts to the success rates of their tasks."""
         for group in groups:
             for episode in group.scored:
-                success_and_count = self._seen.setdefault(group.task.task_id, [0.0, 0.0])
+                success_and_count = self._success_and_count.setdefault(group.task.task_id, [0.0, 0.0])
                 success_and_count[0] += _success_share(episode)
                 success_and_count[1] += 1
 
     def share(self, task_id: str) -> float:
         """Return the smoothed share of successful attempts at a task; one half without attempts."""
-        successes, attempts = self._seen.get(task_id, (0.0, 0.0))
+        successes, attempts = self._success_and_count.get(task_id, (0.0, 0.0))
         return (successes + 1) / (attempts + 2)
 
     def state(self) -> dict[str, Any]:
         """The curriculum as JSON values, for a checkpoint."""
         return {
             "ids": self._ids,
-            "seen": self._seen,
+            "seen": self._success_and_count,
             "epochs": {str(number): ids for number, ids in self._epochs.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of a checkpoint."""
-        self._seen = {
+        self._success_and_count = {
             name: [float(number) for number in success_and_count] for name, success_and_count in state["seen"].items()
         }
         self._epochs = {int(number): list(ids) for number, ids in state["epochs"].items()}
@@ -183,14 +185,14 @@ class CurriculumSampler:
 
     def _draw_weight(self, share: float) -> float:
         floor, prefer = self._settings.floor, self._settings.prefer
-        assert prefer is not None, "else there is no curriculum"
+        assert prefer is not None, "a curriculum has `prefer`"
         preference = {"uncertain": 4 * share * (1 - share), "easy": share, "hard": 1 - share}[prefer]
         return floor + (1 - floor) * preference
 
 
 def _success_share(episode: Episode) -> float:
     """Return 1 or 0 by the judge's success verdict, else the reward clipped to [0, 1]."""
-    assert episode.verdict is not None and episode.reward is not None, "it is scored"
+    assert episode.verdict is not None and episode.reward is not None, "only scored episodes are counted"
     if episode.verdict.success is not None:
         return float(episode.verdict.success)
     return min(max(episode.reward, 0.0), 1.0)

@@ -64,31 +64,31 @@ def decode_json(text: str) -> Any:
         ) from None
 
 
-def to_plain(value: Any, place: str = "") -> Any:
+def to_plain(value: Any, location: str = "") -> Any:
     """Return the value as JSON holds it. Raises BadRowError."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        _check_text(value, place)
+        _check_text(value, location)
         return value
     if isinstance(value, int):
         limit = sys.get_int_max_str_digits()
         if limit and abs(value) >= 10**limit:
-            raise BadRowError(f"{place}: an integer of more than {limit:,} digits; write the number as a string")
+            raise BadRowError(f"{location}: an integer of more than {limit:,} digits; write the number as a string")
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
             name = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-            raise BadRowError(f"{place}: {name} is not valid JSON; expected a finite number or null")
+            raise BadRowError(f"{location}: {name} is not valid JSON; expected a finite number or null")
         return value
     if isinstance(value, (date, time)):  # a datetime is a date
         return value.isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, Decimal) and not value.is_finite():
-        raise BadRowError(f"{place}: {value} is not valid JSON; expected a finite number or null")
+        raise BadRowError(f"{location}: {value} is not valid JSON; expected a finite number or null")
     if isinstance(value, (Decimal, UUID)):
         return f"{value:f}" if isinstance(value, Decimal) else str(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -96,40 +96,43 @@ def to_plain(value: Any, place: str = "") -> Any:
     if isinstance(value, Mapping):
         names = [str(name) for name in value]
         if len(set(names)) < len(names):
-            raise BadRowError(f"{place}: two keys are equal when written as strings")
-        _check_text("".join(names), place)
-        return {str(name): to_plain(part, f"{place}.{name}" if place else str(name)) for name, part in value.items()}
+            raise BadRowError(f"{location}: two keys are equal when written as strings")
+        _check_text("".join(names), location)
+        return {
+            str(name): to_plain(part, f"{location}.{name}" if location else str(name)) for name, part in value.items()
+        }
     if isinstance(value, (list, tuple, np.ndarray)):
-        return [to_plain(part, f"{place}.{index}" if place else str(index)) for index, part in enumerate(value)]
-    raise BadRowError(f"{place}: JSON cannot represent a {type(value).__name__}")
+        return [to_plain(part, f"{location}.{index}" if location else str(index)) for index, part in enumerate(value)]
+    raise BadRowError(f"{location}: JSON cannot represent a {type(value).__name__}")
 
 
-def check_json(value: Any, place: str = "") -> None:
+def check_json(value: Any, location: str = "") -> None:
     """Refuse a value that JSON cannot hold unchanged. Raises BadRowError."""
     try:
-        _check_value(value, place)
+        _check_value(value, location)
     except RecursionError:
-        raise BadRowError(f"{place or 'it'}: nested too deeply") from None
+        raise BadRowError(f"{location or 'it'}: nested too deeply") from None
 
 
-def _check_value(value: Any, place: str) -> None:
+def _check_value(value: Any, location: str) -> None:
+    """Raise BadRowError, with the value's location in its row, unless JSON can represent the value."""
     if isinstance(value, Mapping):
         for name, part in value.items():
             if not isinstance(name, str):
-                raise BadRowError(f"{place}: the key {name!r:.80} is not a string")
-            _check_text(name, place)
-            _check_value(part, f"{place}.{name}" if place else name)
+                raise BadRowError(f"{location}: the key {name!r:.80} is not a string")
+            _check_text(name, location)
+            _check_value(part, f"{location}.{name}" if location else name)
     elif isinstance(value, (list, tuple)):
         for index, part in enumerate(value):
-            _check_value(part, f"{place}.{index}" if place else str(index))
+            _check_value(part, f"{location}.{index}" if location else str(index))
     elif value is None or isinstance(value, (str, bool, int, float)):
-        to_plain(value, place)
+        to_plain(value, location)
     else:
-        raise BadRowError(f"{place}: JSON cannot represent a {type(value).__name__}")
+        raise BadRowError(f"{location}: JSON cannot represent a {type(value).__name__}")
 
 
-def _check_text(text: str, place: str) -> None:
+def _check_text(text: str, location: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise BadRowError(f"{place}: half of a surrogate pair, which is not valid text") from None
+        raise BadRowError(f"{location}: half of a surrogate pair, which is not valid text") from None

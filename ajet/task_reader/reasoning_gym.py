@@ -36,7 +36,7 @@ class ReasoningGymReader:
         self._seeds = {"train": section.seed, "validation": section.seed + SEED_OFFSET}
         self._sizes = {"train": section.size, "validation": section.validation_size}
 
-        self._opened: dict[int, Any] = {}
+        self._dataset_by_seed: dict[int, Any] = {}
 
     @cached_property
     def judge(self) -> ReasoningGymJudge:
@@ -68,9 +68,9 @@ class ReasoningGymReader:
 
         `entries[index]` is one entry (question and answer); `entries.score_answer(answer, entry)` scores an answer.
         """
-        if seed not in self._opened:
-            self._opened[seed] = self._create_dataset(seed)
-        return self._opened[seed]
+        if seed not in self._dataset_by_seed:
+            self._dataset_by_seed[seed] = self._create_dataset(seed)
+        return self._dataset_by_seed[seed]
 
     def _create_dataset(self, seed: int) -> Any:
         try:

@@ -31,7 +31,7 @@ class OpenedReader:
 
     def __init__(self, reader: TaskReader, name: str) -> None:
         self._reader, self._name = reader, name
-        self._read: dict[TaskSplit, list[Task]] = {}
+        self._tasks_of_split: dict[TaskSplit, list[Task]] = {}
 
     @property
     def judge(self) -> Any:
@@ -45,9 +45,9 @@ class OpenedReader:
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
         """The split's tasks. Raises TaskError."""
-        if split not in self._read:
-            self._read[split] = self._read_split(split)
-        return self._read[split]
+        if split not in self._tasks_of_split:
+            self._tasks_of_split[split] = self._read_split(split)
+        return self._tasks_of_split[split]
 
     def json_tasks(self, split: TaskSplit) -> Sequence[Task]:
         """Return the split's tasks for writing as JSON. Raises TaskError for values JSON cannot hold."""
@@ -57,6 +57,7 @@ class OpenedReader:
         return tasks
 
     def _read_split(self, split: TaskSplit) -> list[Task]:
+        """Read the tasks of a split, check that each is a Task, and give an id to each."""
         tasks = list(self._reader.tasks(split))
         if not tasks:
             raise TaskError(
@@ -116,7 +117,7 @@ def open_reader(experiment: Experiment) -> OpenedReader:
     if isinstance(name, type):
         return _open_user_reader(name, name.__name__, experiment)
     if is_reference(name):
-        return _open_user_reader(resolve_reference(name, base=experiment.base, what=key), name, experiment)
+        return _open_user_reader(resolve_reference(name, base=experiment.base, key=key), name, experiment)
     reader = find_part("reader", name)
     if reader is not None:
         return OpenedReader(load_code(reader.code)(experiment), name)

@@ -171,8 +171,8 @@ def _is_dialogue(value: Any) -> bool:
     """True for messages that wait for a reply."""
     if not (isinstance(value, list) and value):
         return False
-    are_messages = all(isinstance(each, Mapping) and {"role", "content"} <= {*each} for each in value)
-    return are_messages and value[-1]["role"] != "assistant" and any(each["role"] == "user" for each in value)
+    are_messages = all(isinstance(item, Mapping) and {"role", "content"} <= {*item} for item in value)
+    return are_messages and value[-1]["role"] != "assistant" and any(item["role"] == "user" for item in value)
 
 
 def assign_ids(tasks: Iterable[Task]) -> tuple[list[Task], dict[str, list[int]]]:

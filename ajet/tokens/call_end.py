@@ -38,31 +38,33 @@ class JsonEndFinder:
     """Finds the first of several tags outside of JSON strings."""
 
     def __init__(self, *tags: str, start: int = 0) -> None:
-        self._tags = re.compile("|".join(map(re.escape, tags)))
-        self._parts = re.compile(f'"|{self._tags.pattern}')
-        self._longest = max(map(len, tags))
-        self._parsed = start
+        self._tag_pattern = re.compile("|".join(map(re.escape, tags)))
+        self._token_pattern = re.compile(f'"|{self._tag_pattern.pattern}')
+        self._longest_tag = max(map(len, tags))
+        self._parsed_end = start
         self._text_start: int | None = None
-        """Start of the JSON string around `_parsed`; `None` outside of strings."""
+        """Start of the JSON string around `_parsed_end`; `None` outside of strings."""
 
     def find(self, text: str) -> int:
         """Return the index of the tag; -1 if the tag is still missing."""
         while True:
             if self._text_start is None:
-                match = self._parts.search(text, self._parsed)
+                match = self._token_pattern.search(text, self._parsed_end)
                 if match is None:
-                    self._parsed = max(self._parsed, len(text) - self._longest + 1)
+                    self._parsed_end = max(self._parsed_end, len(text) - self._longest_tag + 1)
                     return -1
                 if match[0] != '"':
                     return match.start()
-                self._parsed = self._text_start = match.end()
-            parsed = _TEXT.match(text, self._parsed)
-            self._parsed = parsed.end() if parsed is not None else self._parsed
-            if self._parsed >= len(text) - text.endswith("\\"):
+                self._parsed_end = self._text_start = match.end()
+            parsed = _TEXT.match(text, self._parsed_end)
+            self._parsed_end = parsed.end() if parsed is not None else self._parsed_end
+            if self._parsed_end >= len(text) - text.endswith("\\"):
                 return -1
-            if text[self._parsed] != '"' and (tag := self._tags.search(text, self._text_start, self._parsed)):
+            if text[self._parsed_end] != '"' and (
+                tag := self._tag_pattern.search(text, self._text_start, self._parsed_end)
+            ):
                 return tag.start()
-            self._parsed += 1
+            self._parsed_end += 1
             self._text_start = None
 
 
@@ -70,16 +72,16 @@ class MatchingEndFinder:
     """Finds the end tag that closes the first `OPEN`; quoted calls within have end tags of their own."""
 
     def __init__(self) -> None:
-        self._searched = 0
+        self._searched_end = 0
         self._depth = 0
 
     def find(self, text: str) -> int:
-        while (match := _TAGS.search(text, self._searched)) is not None:
-            self._searched = match.end()
+        while (match := _TAGS.search(text, self._searched_end)) is not None:
+            self._searched_end = match.end()
             self._depth += 1 if match[0] == OPEN else -1
             if self._depth == 0:
                 return match.start()
-        self._searched = max(self._searched, len(text) - len(CLOSE) + 1)
+        self._searched_end = max(self._searched_end, len(text) - len(CLOSE) + 1)
         return -1
 
 
@@ -102,10 +104,10 @@ class BareSyntax:
     opening: str
     """The text before the value. Group 1 is the name, group 2 has a newline for a value on its own line."""
     line_start: str
-    """Condition on the text before an opening on its own line."""
+    """Pattern of the text before an opening tag that begins a line."""
     ending: str
     following: str
-    """Text allowed behind the end of an argument."""
+    """The text that may follow the end of an argument."""
 
     @cached_property
     def outside(self) -> regex.Pattern[str]:
@@ -147,8 +149,8 @@ class ArgumentScanner:
 
     def __init__(self, syntax: BareSyntax) -> None:
         self._syntax = syntax
-        self._searched = len(OPEN)
-        self._open: list[bool] = []
+        self._searched_end = len(OPEN)
+        self._open_arguments: list[bool] = []
         """For the current argument and arguments quoted in its value: True if the value is on its own line."""
         self._outer_end = len(OPEN)
         self._value_start = 0
@@ -159,33 +161,33 @@ class ArgumentScanner:
     def find(self, text: str) -> int:
         """Return the index of the call's end tag; -1 if the tag is still missing."""
         while True:
-            match = self._choose_pattern().search(text, self._searched, partial=True)
+            match = self._choose_pattern().search(text, self._searched_end, partial=True)
             if match is None or match.partial:
-                self._searched = len(text) if match is None else match.start()
+                self._searched_end = len(text) if match is None else match.start()
                 return -1
             groups = match.groupdict()
             if groups.get("close") is not None:
                 self.between.append(text[self._outer_end : match.start()])
                 return match.start()
-            self._searched = match.end()
+            self._searched_end = match.end()
             if groups["open"] is not None:
                 self._begin_argument(text, match)
             else:
                 self._end_argument(text, match)
 
     def _choose_pattern(self) -> regex.Pattern[str]:
-        if not self._open:
+        if not self._open_arguments:
             return self._syntax.outside
-        return self._syntax.inside[self._open[-1], len(self._open) > 1]
+        return self._syntax.inside[self._open_arguments[-1], len(self._open_arguments) > 1]
 
-    def _begin_argument(self, text: str, found: regex.Match[str]) -> None:
-        if not self._open:
-            self.between.append(text[self._outer_end : found.start()])
-            self._value_start, self._name = found.end(), found[2]
-        self._open.append("\n" in found[3])
+    def _begin_argument(self, text: str, match: regex.Match[str]) -> None:
+        if not self._open_arguments:
+            self.between.append(text[self._outer_end : match.start()])
+            self._value_start, self._name = match.end(), match[2]
+        self._open_arguments.append("\n" in match[3])
 
-    def _end_argument(self, text: str, found: regex.Match[str]) -> None:
-        self._open.pop()
-        if not self._open:
-            self.pairs.append((self._name, text[self._value_start : found.start()]))
-            self._outer_end = found.end()
+    def _end_argument(self, text: str, match: regex.Match[str]) -> None:
+        self._open_arguments.pop()
+        if not self._open_arguments:
+            self.pairs.append((self._name, text[self._value_start : match.start()]))
+            self._outer_end = match.end()

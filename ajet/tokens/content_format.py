@@ -54,7 +54,7 @@ def accepts_repeated_role(render: Render, forms: Mapping[str, ContentForm]) -> b
 
 
 def probe_call(render: Render, forms: Mapping[str, ContentForm]) -> str:
-    """Return a call of `CALLED` as written by the template, with the text before it; "" if the template raises."""
+    """Render a sample tool call (`CALLED`) with the chat template, to see how it writes calls; "" if it raises."""
     return render(_build_conversation("tool", forms["tool"], forms)[:-1]) or ""
 
 

@@ -36,6 +36,10 @@ def end_ids_of(template: ChatTemplate, tokenizer: Any, encode: Callable[[str], I
 
 
 def _find_template_ends(template: ChatTemplate, tokenizer: Any, encode: Callable[[str], Ids]) -> list[int]:
+    """Return the tokens that the chat template writes after a reply, because the model learned to stop with them.
+
+    It renders three sample conversations: a reply at the end, one in the middle, and a tool call with its result.
+    """
     control = {*tokenizer.all_special_ids, *(id for id, each in tokenizer.added_tokens_decoder.items() if each.special)}
     added = {*control, *tokenizer.added_tokens_decoder}
     ask: Message = {"role": "user", "content": "?"}
@@ -50,13 +54,13 @@ def _find_template_ends(template: ChatTemplate, tokenizer: Any, encode: Callable
         except TemplateRefused:
             continue
         ids = encode(after).tolist()
-        ends += (
-            [token for token in ids[:1] if token in added]
-            if first
-            else _list_closing_tokens(ids, control, tokenizer)[:1]
-        )
+        if first:
+            ends += [token for token in ids[:1] if token in added]
+        else:
+            ends += _list_closing_tokens(ids, control, tokenizer)[:1]
     return ends
 
 
 def _list_closing_tokens(ids: Sequence[int], control: set[int], tokenizer: Any) -> list[int]:
+    """Return the control tokens among `ids`, without closing tags such as `</tool_call>`, which belong to the call."""
     return [token for token in ids if token in control and not tokenizer.convert_ids_to_tokens(token).startswith("</")]

@@ -13,7 +13,10 @@ from typing import Any
 from ajet.tokens.call_end import JsonEndFinder, overlap
 from ajet.tokens.tool_calls import Function, Tools, harmony_call
 
-START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+START = "<|start|>"
+CHANNEL = "<|channel|>"
+MESSAGE = "<|message|>"
+END = "<|end|>"
 _AGAIN = f"{START}assistant"
 _HEADS = (CHANNEL, MESSAGE, "to=", "<|constrain|>")
 _ENDS = re.compile(f"{re.escape(END)}|{re.escape(START)}")
@@ -26,52 +29,56 @@ class HarmonyParser:
 
     def __init__(self, *, tools: Tools | None) -> None:
         self._tools = tools
-        self._held = ""
-        self._raw: list[str] = []
+        self._unparsed = ""
+        self._consumed_parts: list[str] = []
         self._kind = ""
         """Kind of the current message: reasoning_content, content or call; "" between messages."""
         self._segment = ""
         """Text of the current message, header included."""
         self._name = ""
         self._body = ""
-        self._end = JsonEndFinder(END, START)
+        self._call_end = JsonEndFinder(END, START)
         """Finds the end of the current call; the next message ends a call even within a JSON text."""
-        self._searched = 0
-        """Number of searched characters of `_held` without the beginning of a next message."""
+        self._searched_chars = 0
+        """Number of searched characters of `_unparsed` without the beginning of a next message."""
         self._begun_kinds: set[str] = set()
         self._calls = 0
 
     @property
     def raw(self) -> str:
-        """The text behind the reasoning, as sampled."""
-        return "".join(self._raw)
+        """The reply's text after its reasoning, exactly as sampled."""
+        return "".join(self._consumed_parts)
 
     def feed(self, text: str) -> list[dict[str, Any]]:
         """Parse more text. Return the deltas that further text cannot change."""
-        self._held += text
-        return self._parse_held(end=False)
+        self._unparsed += text
+        return self._parse_held(is_end=False)
 
     def close(self) -> list[dict[str, Any]]:
         """End the reply. Return the deltas held back so far."""
-        deltas = self._parse_held(end=True)
+        deltas = self._parse_held(is_end=True)
         return deltas + (self._end_message() if self._kind else [])
 
-    def _parse_held(self, *, end: bool) -> list[dict[str, Any]]:
+    def _parse_held(self, *, is_end: bool) -> list[dict[str, Any]]:
         deltas: list[dict[str, Any]] = []
-        while (more := self._parse_body(end) if self._kind else self._parse_header(end)) is not None:
+        while (more := self._parse_body(is_end) if self._kind else self._parse_header(is_end)) is not None:
             deltas += more
         return deltas
 
-    def _parse_header(self, end: bool) -> list[dict[str, Any]] | None:
-        if not self._held:
+    def _parse_header(self, is_end: bool) -> list[dict[str, Any]] | None:
+        """Parse a message header of the Harmony format. Returns None if more text is needed.
+
+        The header decides whether the body is reasoning (channel `analysis`), content, or a tool call (`to=NAME`).
+        """
+        if not self._unparsed:
             return None
-        header, closed, _ = self._held.partition(MESSAGE)
+        header, closed, _ = self._unparsed.partition(MESSAGE)
         headed = _may_begin_header(header + closed)
-        if headed and not closed and not end:
+        if headed and not closed and not is_end:
             return None
         if not headed or not closed:
             self._begin_message("content", "")
-            return self._add_text(self._consume_text(len(START))) if self._held.startswith(START) else []
+            return self._add_text(self._consume_text(len(START))) if self._unparsed.startswith(START) else []
         on = _ON.search(header)
         to = _TO.search(header)
         kind = "reasoning_content" if on is not None and on[1] == "analysis" and to is None else "content"
@@ -79,32 +86,35 @@ class HarmonyParser:
         self._name = to[1] if to is not None else ""
         return self._build_delta("\n") if self._kind in self._begun_kinds else []
 
-    def _parse_body(self, end: bool) -> list[dict[str, Any]] | None:
+    def _parse_body(self, is_end: bool) -> list[dict[str, Any]] | None:
+        """Return the deltas of a message's body up to its end tag. A tool call is returned only once it is complete."""
         stop = self._find_message_end()
-        ready = len(self._held) if stop is None else stop
-        if stop is None and not end:
+        ready = len(self._unparsed) if stop is None else stop
+        if stop is None and not is_end:
             if self._kind == "call":
                 return None
-            ready -= max(overlap(self._held, END), overlap(self._held, START))
+            ready -= max(overlap(self._unparsed, END), overlap(self._unparsed, START))
         deltas = self._add_text(self._consume_text(ready)) if ready else []
         if stop is not None:
-            if self._held.startswith(END):
+            if self._unparsed.startswith(END):
                 self._segment += self._consume_text(len(END))
             return deltas + self._end_message()
         return deltas or None
 
     def _find_message_end(self) -> int | None:
-        """Return the end of the current message in `_held`; `None` if the end is missing."""
+        """Return the end of the current message in `_unparsed`; `None` if the end is missing."""
         if self._kind != "call":
-            match = _ENDS.search(self._held)
+            match = _ENDS.search(self._unparsed)
             return None if match is None else match.start()
-        ends = [self._end.find(self._held), self._held.find(END + _AGAIN, self._searched)]
-        self._searched = max(0, len(self._held) - len(END + _AGAIN) + 1)
+        ends = [self._call_end.find(self._unparsed), self._unparsed.find(END + _AGAIN, self._searched_chars)]
+        self._searched_chars = max(0, len(self._unparsed) - len(END + _AGAIN) + 1)
         return min((index for index in ends if index >= 0), default=None)
 
     def _begin_message(self, kind: str, header: str) -> None:
-        self._kind, self._segment, self._body = kind, header, ""
-        self._end, self._searched = JsonEndFinder(END, START), 0
+        self._kind = kind
+        self._segment = header
+        self._body = ""
+        self._call_end, self._searched_chars = JsonEndFinder(END, START), 0
 
     def _add_text(self, text: str) -> list[dict[str, Any]]:
         self._segment += text
@@ -114,13 +124,14 @@ class HarmonyParser:
         return self._build_delta(text)
 
     def _build_delta(self, text: str) -> list[dict[str, Any]]:
+        """Return the text as a delta of the current message's kind, and remember that a delta of this kind was sent."""
         self._begun_kinds.add(self._kind)
         return [{self._kind: text}] if text else []
 
     def _end_message(self) -> list[dict[str, Any]]:
         kind, self._kind = self._kind, ""
         if kind == "reasoning_content":
-            self._raw.clear()
+            self._consumed_parts.clear()
         if kind != "call":
             return []
         function = self._parse_function()
@@ -134,8 +145,8 @@ class HarmonyParser:
         return None if self._tools is None else harmony_call(self._name, self._body.strip())
 
     def _consume_text(self, count: int) -> str:
-        consumed, self._held = self._held[:count], self._held[count:]
-        self._raw.append(consumed)
+        consumed, self._unparsed = self._unparsed[:count], self._unparsed[count:]
+        self._consumed_parts.append(consumed)
         return consumed
 
 

@@ -65,8 +65,8 @@ class ImageTokens:
         self.token_id = int(processor.tokenizer.convert_tokens_to_ids(token))
         self._processor = copy.deepcopy(processor)  # each call changes the settings of the processor's tokenizer
         self._lock = threading.Lock()
-        self._lengths: dict[tuple[int, int], int] = {}
-        self._known: OrderedDict[bytes, int] = OrderedDict()
+        self._tokens_by_size: dict[tuple[int, int], int] = {}
+        self._tokens_by_digest: OrderedDict[bytes, int] = OrderedDict()
 
     def spread(self, ids: Ids, urls: Sequence[str]) -> Ids:
         """Return the ids of a text, each placeholder repeated to its image's length. Raises TemplateRefused."""
@@ -90,17 +90,17 @@ class ImageTokens:
     def _find_length(self, url: str) -> int:
         name = blake2b(url.encode(), digest_size=16).digest()
         with self._lock:
-            length = self._known.get(name)
+            length = self._tokens_by_digest.get(name)
         if length is not None:
             return length
         image = picture(url)
         with self._lock:
-            length = self._lengths.get(image.size)
+            length = self._tokens_by_size.get(image.size)
             if length is None:
-                length = self._lengths[image.size] = self._count_tokens(image)
-            self._known[name] = length
-            if len(self._known) > _CACHED_IMAGES:
-                self._known.popitem(last=False)
+                length = self._tokens_by_size[image.size] = self._count_tokens(image)
+            self._tokens_by_digest[name] = length
+            if len(self._tokens_by_digest) > _CACHED_IMAGES:
+                self._tokens_by_digest.popitem(last=False)
         return length
 
     def _count_tokens(self, image: Image) -> int:

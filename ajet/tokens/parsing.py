@@ -84,33 +84,33 @@ class IncrementalDecoder:
         self._decode = decode
         self._is_bytewise = bytewise
         context = None if bytewise else context
-        self._window: list[int] = [] if context is None else [context]
-        """The latest ids, with context."""
-        self._given = 0 if context is None else len(decode([context]))
+        self._window_ids: list[int] = [] if context is None else [context]
+        """The latest token ids, with the ids before them that the decoder needs as context."""
+        self._returned_chars = 0 if context is None else len(decode([context]))
         """Characters of the window's text already returned."""
 
     def feed(self, ids: Sequence[int]) -> str:
         """Return the text that further ids cannot change."""
-        self._window.extend(ids)
-        text = self._decode(self._window)
+        self._window_ids.extend(ids)
+        text = self._decode(self._window_ids)
         ready = len(text.rstrip("\ufffd"))
-        piece = text[self._given : ready]
+        piece = text[self._returned_chars : ready]
         if self._is_bytewise and ready == len(text):
-            self._window, self._given = [], 0
+            self._window_ids, self._returned_chars = [], 0
             return piece
-        self._given = max(self._given, ready)
-        if len(self._window) > _WINDOW and ready == len(text):
-            self._window = self._window[-1:]
-            text = self._decode(self._window)
+        self._returned_chars = max(self._returned_chars, ready)
+        if len(self._window_ids) > _WINDOW and ready == len(text):
+            self._window_ids = self._window_ids[-1:]
+            text = self._decode(self._window_ids)
             if text.endswith("\ufffd"):  # the last token only completes a character: begin without a context
-                self._window, self._given = [], 0
+                self._window_ids, self._returned_chars = [], 0
             else:
-                self._given = len(text)
+                self._returned_chars = len(text)
         return piece
 
     def close(self) -> str:
         """Return the text held back: replacement characters for bytes of incomplete characters."""
-        return self._decode(self._window)[self._given :] if self._window else ""
+        return self._decode(self._window_ids)[self._returned_chars :] if self._window_ids else ""
 
 
 class ReplyStream:
@@ -132,9 +132,11 @@ class ReplyStream:
             single_call: True if the first tool call ends the reply.
         """
         self._decoder, self._parser = decoder, parser
-        self._end_ids, self._stop, self._allows_one_call = frozenset(end_ids), tuple(stop), single_call
-        self._longest = max((len(text) for text in self._stop), default=1) - 1
-        self._tail = ""
+        self._end_ids = frozenset(end_ids)
+        self._stop_strings = tuple(stop)
+        self._allows_one_call = single_call
+        self._max_partial_stop = max((len(text) for text in self._stop_strings), default=1) - 1
+        self._possible_stop = ""
         """Text that may be the beginning of a stop string."""
         self._has_call = self._is_closed = False
         self.deltas: list[Delta] = []
@@ -148,7 +150,7 @@ class ReplyStream:
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         """Parse more sampled ids. Return the deltas that further ids cannot change."""
-        if not self._stop and not self._allows_one_call:
+        if not self._stop_strings and not self._allows_one_call:
             self.id_count += len(ids)
             text = self._decoder.feed([token for token in ids if token not in self._end_ids]) if ids else ""
             deltas = self._parser.feed(text) if text else []
@@ -175,8 +177,8 @@ class ReplyStream:
         deltas: list[Delta] = []
         if not self.is_cut and (rest := self._decoder.close()):
             deltas += self._search_stop(rest)
-        if not self.is_cut and self._tail:
-            deltas += self._parser.feed(self._tail)
+        if not self.is_cut and self._possible_stop:
+            deltas += self._parser.feed(self._possible_stop)
         return self._add_deltas(deltas + self._parser.close())
 
     def message(self) -> dict[str, Any]:
@@ -193,15 +195,15 @@ class ReplyStream:
         """Parse text up to a stop string. A possible beginning of a stop string is held back."""
         if not text:
             return []
-        self._tail += text
-        stops = [(index, stop) for stop in self._stop if (index := self._tail.find(stop)) >= 0]
+        self._possible_stop += text
+        stops = [(index, stop) for stop in self._stop_strings if (index := self._possible_stop.find(stop)) >= 0]
         if stops:
             index, self.stopped = min(stops)
             self.is_cut = True
-            ready, self._tail = self._tail[:index], ""
+            ready, self._possible_stop = self._possible_stop[:index], ""
         else:
-            size = max(0, len(self._tail) - self._longest)
-            ready, self._tail = self._tail[:size], self._tail[size:]
+            size = max(0, len(self._possible_stop) - self._max_partial_stop)
+            ready, self._possible_stop = self._possible_stop[:size], self._possible_stop[size:]
         return self._parser.feed(ready) if ready else []
 
     def _add_deltas(self, deltas: list[Delta]) -> list[Delta]:
@@ -232,14 +234,14 @@ class ReplyParser:
     def __init__(self, style: Style, *, tools: Tools | None = None, thinking: bool | None = None) -> None:
         self._style: Style = "none" if tools is None else style
         self._tools = tools or ()
-        self._held = ""
-        self._end: CallEndFinder | None = None
-        """Finds the end of the call at the start of `_held`."""
+        self._unparsed = ""
+        self._call_end: CallEndFinder | None = None
+        """Finds the end of the call at the start of `_unparsed`."""
         self._unreadable_calls = 0
         self._is_unreadable = False
-        """True if the call is text up to the tag found by `_end`. A call may follow."""
-        self._blank = ""
-        self._raw: list[str] = []
+        """True if the call is text up to the tag found by `_call_end`. A call may follow."""
+        self._trailing_blank = ""
+        self._consumed_parts: list[str] = []
         self._calls = 0
         self._has_content = False
         self._has_reasoning = False
@@ -250,130 +252,142 @@ class ReplyParser:
 
     @property
     def raw(self) -> str:
-        return "".join(self._raw)
+        return "".join(self._consumed_parts)
 
     def feed(self, text: str) -> list[Delta]:
         """Add sampled text and return the deltas that are certain by now."""
-        self._held += text
-        return self._parse_held(end=False)
+        self._unparsed += text
+        return self._parse_held(is_end=False)
 
     def close(self) -> list[Delta]:
         """End the reply and return the remaining deltas."""
-        deltas = self._parse_held(end=True)
-        if self._blank and not self._calls and self._style != "none":
+        deltas = self._parse_held(is_end=True)
+        if self._trailing_blank and not self._calls and self._style != "none":
             deltas += self._add_content("")
         return deltas
 
-    def _parse_held(self, *, end: bool) -> list[Delta]:
+    def _parse_held(self, *, is_end: bool) -> list[Delta]:
         deltas: list[Delta] = []
-        while (more := self._step(end)) is not None:
+        while (more := self._step(is_end)) is not None:
             deltas += more
         return deltas
 
-    # Each step consumes from `_held` and returns deltas, or None when it needs more text.
+    # Each step consumes from `_unparsed` and returns deltas, or None when it needs more text.
 
-    def _parse_opening(self, end: bool) -> list[Delta] | None:
-        head = self._held.lstrip()
+    def _parse_opening(self, is_end: bool) -> list[Delta] | None:
+        head = self._unparsed.lstrip()
         if head.startswith(_THINK):
-            self._held = head[len(_THINK) :]
+            self._unparsed = head[len(_THINK) :]
             self._step = self._parse_reasoning
             return []
-        if not end and _THINK.startswith(head):
+        if not is_end and _THINK.startswith(head):
             return None
         self._step = self._first_content_step
         return []
 
-    def _parse_reasoning(self, end: bool) -> list[Delta] | None:
-        thought, closed, rest = self._held.partition(_THOUGHT)
+    def _parse_reasoning(self, is_end: bool) -> list[Delta] | None:
+        thought, closed, rest = self._unparsed.partition(_THOUGHT)
         if closed:
-            self._held = rest
+            self._unparsed = rest
             self._step = self._skip_newlines
-            return self._add_reasoning(thought, last=True)
-        if not self._held:
+            return self._add_reasoning(thought, is_last=True)
+        if not self._unparsed:
             return None
-        keep = 0 if end else overlap(self._held, _THOUGHT)
-        ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return self._add_reasoning(ready, last=end) or None
+        keep = 0 if is_end else overlap(self._unparsed, _THOUGHT)
+        ready, self._unparsed = (
+            self._unparsed[: len(self._unparsed) - keep],
+            self._unparsed[len(self._unparsed) - keep :],
+        )
+        return self._add_reasoning(ready, is_last=is_end) or None
 
-    def _add_reasoning(self, text: str, *, last: bool) -> list[Delta]:
-        text = self._blank + text
-        self._blank = ""
+    def _add_reasoning(self, text: str, *, is_last: bool) -> list[Delta]:
+        """Return the delta of a reasoning text without leading and trailing newlines, which belong to the template.
+
+        Trailing newlines are held back until the next text shows that they are inside of the reasoning.
+        """
+        text = self._trailing_blank + text
+        self._trailing_blank = ""
         if not self._has_reasoning:
             text = text.lstrip("\n")
         body = text.rstrip("\n")
-        if not last:
-            self._blank = text[len(body) :]
+        if not is_last:
+            self._trailing_blank = text[len(body) :]
         self._has_reasoning = self._has_reasoning or bool(body)
         return [{"reasoning_content": body}] if body else []
 
-    def _skip_newlines(self, end: bool) -> list[Delta] | None:
-        self._held = self._held.lstrip("\n")
-        if not self._held:
+    def _skip_newlines(self, is_end: bool) -> list[Delta] | None:
+        self._unparsed = self._unparsed.lstrip("\n")
+        if not self._unparsed:
             return None
         self._step = self._first_content_step
         return []
 
-    def _parse_content(self, end: bool) -> list[Delta] | None:
-        if not self._held:
+    def _parse_content(self, is_end: bool) -> list[Delta] | None:
+        """Parse content up to the next tool call, or one complete tool call.
+
+        A tool call that cannot be parsed becomes content. Its end is then searched by matching tags, because its text
+        is not valid JSON and may quote other calls.
+        """
+        if not self._unparsed:
             return None
         if self._style == "none":
-            text, self._held = self._held, ""
-            self._raw.append(text)
+            text, self._unparsed = self._unparsed, ""
+            self._consumed_parts.append(text)
             return [{"content": text}]
         if self._style not in _BLOCKS or self._unreadable_calls == MAX_UNREADABLE_CALLS:
-            return self._add_content(self._consume_text(len(self._held)))
+            return self._add_content(self._consume_text(len(self._unparsed)))
         read_block, make_finder = _BLOCKS[self._style]
-        start = self._held.find(OPEN)
+        start = self._unparsed.find(OPEN)
         if start < 0:
-            ready = len(self._held) - (0 if end else overlap(self._held, OPEN))
+            ready = len(self._unparsed) - (0 if is_end else overlap(self._unparsed, OPEN))
             return self._add_content(self._consume_text(ready)) if ready else None
         if start:
             return self._add_content(self._consume_text(start))
-        if self._end is None:
-            self._end = make_finder()
-        stop = self._end.find(self._held)
-        if stop < 0 and not end:
+        if self._call_end is None:
+            self._call_end = make_finder()
+        stop = self._call_end.find(self._unparsed)
+        if stop < 0 and not is_end:
             return None
         if not self._is_unreadable:
-            function = read_block(self._held[len(OPEN) : stop], self._tools) if stop >= 0 else None
+            function = read_block(self._unparsed[len(OPEN) : stop], self._tools) if stop >= 0 else None
             if function is None:
-                self._end, self._is_unreadable = MatchingEndFinder(), True
+                self._call_end, self._is_unreadable = MatchingEndFinder(), True
                 self._unreadable_calls += 1
                 return []
-            self._end = None
+            self._call_end = None
             self._consume_text(stop + len(CLOSE))
             return self._add_call(function)
-        self._end, self._is_unreadable = None, False
-        return self._add_content(self._consume_text(len(self._held) if stop < 0 else stop + len(CLOSE)))
+        self._call_end, self._is_unreadable = None, False
+        return self._add_content(self._consume_text(len(self._unparsed) if stop < 0 else stop + len(CLOSE)))
 
-    def _parse_llama(self, end: bool) -> list[Delta] | None:
-        head = self._held.lstrip()
-        if not end and (head.startswith(("{", _PYTHON)) or _PYTHON.startswith(head)):
+    def _parse_llama(self, is_end: bool) -> list[Delta] | None:
+        head = self._unparsed.lstrip()
+        if not is_end and (head.startswith(("{", _PYTHON)) or _PYTHON.startswith(head)):
             return None
-        functions = llama_calls(head.removeprefix(_PYTHON).strip()) if end else None
+        functions = llama_calls(head.removeprefix(_PYTHON).strip()) if is_end else None
         if functions is None:
             self._step = self._parse_content
             return []
-        self._consume_text(len(self._held))
+        self._consume_text(len(self._unparsed))
         return [delta for function in functions for delta in self._add_call(function)]
 
     def _consume_text(self, count: int) -> str:
-        consumed, self._held = self._held[:count], self._held[count:]
-        self._raw.append(consumed)
+        consumed, self._unparsed = self._unparsed[:count], self._unparsed[count:]
+        self._consumed_parts.append(consumed)
         return consumed
 
     def _add_content(self, text: str) -> list[Delta]:
         """Return content. Blanks at its end are held back, because a following tool call would drop them."""
-        if self._calls and not self._has_content and not self._blank:
+        if self._calls and not self._has_content and not self._trailing_blank:
             text = text.lstrip()
-        text = self._blank + text
-        body = text.rstrip() if text != self._blank else text
-        self._blank = text[len(body) :]
+        text = self._trailing_blank + text
+        body = text.rstrip() if text != self._trailing_blank else text
+        self._trailing_blank = text[len(body) :]
         self._has_content = self._has_content or bool(body)
         return [{"content": body}] if body else []
 
     def _add_call(self, function: Function) -> list[Delta]:
-        self._blank = ""
+        self._trailing_blank = ""
         call = {"index": self._calls, "type": "function", "function": function}
         self._calls += 1
         return [{"tool_calls": [call]}]

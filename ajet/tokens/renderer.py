@@ -96,18 +96,18 @@ class Renderer:
         """
         self.tokenizer = tokenizer
         self.images = images
-        self._fast = getattr(tokenizer, "backend_tokenizer", None)
+        self._fast_tokenizer = getattr(tokenizer, "backend_tokenizer", None)
         # Without this variable each child process prints a warning about our batches of one.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.template = ChatTemplate(tokenizer, template_kwargs, images=images is not None, escaped=escaped)
         self._keep_thinking = keep_thinking
-        self._encoded: OrderedDict[str, Ids] = OrderedDict()
+        self._ids_by_text: OrderedDict[str, Ids] = OrderedDict()
         """Text -> its ids, for the latest short texts."""
         self._token_texts: dict[int, str] = {}
         """Token -> the text of the token alone."""
-        self._is_bytewise = decodes_token_by_token(self._fast)
+        self._is_bytewise = decodes_token_by_token(self._fast_tokenizer)
         """True if the text of tokens with complete characters is the joined text of the single tokens."""
-        self.separators = parting(self._fast, self.template.source)
+        self.separators = parting(self._fast_tokenizer, self.template.source)
         template_ends = end_ids_of(self.template, tokenizer, self.encode)
         self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*template_ends, *end_ids]))
         self._schema = getattr(tokenizer, "response_schema", None)
@@ -165,7 +165,7 @@ class Renderer:
 
     def extend(
         self,
-        before: Rendered,
+        earlier_prompt: Rendered,
         reply_ids: Ids,
         finish: str,
         messages: Sequence[Message],
@@ -173,13 +173,13 @@ class Renderer:
         *,
         verbatim: bool = True,
     ) -> Rendered | None:
-        """Return the prompt of messages that begin with the messages of `before` and its reply, as sampled.
+        """Return the prompt of messages that begin with the messages of `earlier_prompt` and its reply, as sampled.
 
         Returns `None` if the template renders this history otherwise (thinking stripped, content trimmed, another end
         token): the conversation forks. If no end token was sampled (`finish` "length"), the suffix has the template's.
 
         Args:
-            before: The earlier prompt.
+            earlier_prompt: The earlier prompt.
             reply_ids: The sampled ids of the reply [R].
             finish: The finish reason of the reply.
             verbatim: False if a stop string cut the reply: its text differs from the text of its ids, and the message
@@ -187,27 +187,29 @@ class Renderer:
         Raises:
             TemplateRefused: The template refuses the messages.
         """
-        if finish in ("error", "aborted") or len(messages) <= before.count or len(reply_ids) == 0:
+        if finish in ("error", "aborted") or len(messages) <= earlier_prompt.count or len(reply_ids) == 0:
             return None
-        count, raw = before.count, before.raw
+        count, raw = earlier_prompt.count, earlier_prompt.raw
         has_calls = verbatim and bool(messages[count].get("tool_calls"))
-        reply = before.forced + self.decode(reply_ids, after=before.ids)
+        reply = earlier_prompt.forced + self.decode(reply_ids, after=earlier_prompt.ids)
         try:
             text = self.template.text(messages, tools, raw=dict(raw))
         except TemplateRefused:  # for example, the reply has several calls and the template allows one
             if not has_calls:
                 raise
-            raw = (*raw, (count, self._split_reply(before, reply, int(reply_ids[-1])).rest))
+            raw = (*raw, (count, self._split_reply(earlier_prompt, reply, int(reply_ids[-1])).rest))
             text = self.template.text(messages, tools, raw=dict(raw))
-        known_text = before.text.removesuffix(before.forced)
-        respelled = before.respelled
+        known_text = earlier_prompt.text.removesuffix(earlier_prompt.forced)
+        respelled = earlier_prompt.respelled
         shown_text = template_text(known_text, respelled) if respelled else known_text
         suffix: str | None = None
         if text.startswith(shown_text) and text.startswith(reply, len(shown_text)):
             suffix = text[len(shown_text) + len(reply) :]
         elif has_calls or (self._keep_thinking and verbatim):
-            parts = self._split_reply(before, reply, int(reply_ids[-1]))
-            extension = self._find_extension(text, shown_text, parts, has_calls, before, messages, tools, dict(raw))
+            parts = self._split_reply(earlier_prompt, reply, int(reply_ids[-1]))
+            extension = self._find_extension(
+                text, shown_text, parts, has_calls, earlier_prompt, messages, tools, dict(raw)
+            )
             if extension is not None:
                 suffix = extension.suffix
                 if extension.spelled is not None:
@@ -221,7 +223,7 @@ class Renderer:
             return None
         if self.images is not None:
             encoded = self.images.spread(encoded, image_urls(messages[count:]))
-        ids = np.concatenate([before.ids, reply_ids, encoded]).astype(np.int32, copy=False)
+        ids = np.concatenate([earlier_prompt.ids, reply_ids, encoded]).astype(np.int32, copy=False)
         return Rendered(known_text + reply + suffix, ids, len(messages), raw, respelled=respelled)
 
     def parse(
@@ -229,13 +231,13 @@ class Renderer:
         reply_ids: Sequence[int] | Ids,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        before: Rendered | None = None,
+        earlier_prompt: Rendered | None = None,
     ) -> dict[str, Any]:
         """Parse the ids of a reply to its message: role, content, and reasoning_content and tool_calls if present.
 
         Tool calls have no ids, and are parsed only with `tools`.
         """
-        stream = self.reply_stream(tools, before=before)
+        stream = self.reply_stream(tools, earlier_prompt=earlier_prompt)
         stream.feed(reply_ids.tolist() if isinstance(reply_ids, np.ndarray) else reply_ids)
         return stream.message()
 
@@ -243,23 +245,23 @@ class Renderer:
         self,
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
-        before: Rendered | None = None,
+        earlier_prompt: Rendered | None = None,
         stop: Sequence[str] = (),
         single_call: bool = False,
     ) -> ReplyStream:
-        """Return an incremental parser of one reply to the prompt `before`. The reply to a raw prompt is all content.
+        """Return an incremental parser of one reply to `earlier_prompt`. The reply to a raw prompt is all content.
 
         Args:
             tools: The tools that the reply may call; `None` parses no tool calls.
             stop: Strings that end the reply.
             single_call: True if the first tool call ends the reply.
         """
-        context = int(before.ids[-1]) if before is not None and len(before.ids) else None
-        parser = self._build_parser(tools or None, before)
+        context = int(earlier_prompt.ids[-1]) if earlier_prompt is not None and len(earlier_prompt.ids) else None
+        parser = self._build_parser(tools or None, earlier_prompt)
         decoder = IncrementalDecoder(self._decode_ids, context, bytewise=self._is_bytewise)
         stream = ReplyStream(decoder, parser, self.end_ids, stop, single_call)
-        if before is not None and before.forced:
-            stream.begin(before.forced)
+        if earlier_prompt is not None and earlier_prompt.forced:
+            stream.begin(earlier_prompt.forced)
         return stream
 
     def force_call(self, prompt: Rendered, name: str | None) -> Rendered | None:
@@ -283,7 +285,7 @@ class Renderer:
         """
         if CUT in text:
             return np.concatenate([self.encode(part) for part in text.split(CUT)])
-        cached = self._encoded.get(text)
+        cached = self._ids_by_text.get(text)
         if cached is not None:
             return cached
         try:
@@ -292,9 +294,9 @@ class Renderer:
             raise TemplateRefused(f"the messages contain text that is not valid Unicode: {error.reason}") from error
         parts = [text]
         # Other code may have enabled padding since: the parts would be padded.
-        if self.separators is not None and self._fast is not None and self._fast.padding is None:
+        if self.separators is not None and self._fast_tokenizer is not None and self._fast_tokenizer.padding is None:
             parts = [part for part in self.separators.split(text) if part]
-        known = {part: self._encoded.get(part) for part in parts}
+        known = {part: self._ids_by_text.get(part) for part in parts}
         missing = [part for part, ids in known.items() if ids is None]
         new = dict(zip(missing, self.encode_texts(missing), strict=True)) if missing else {}
         if parts != [text]:
@@ -303,17 +305,17 @@ class Renderer:
         for part, ids in new.items():
             ids.flags.writeable = False
             if len(part) <= _CACHED_LENGTH:
-                self._encoded[part] = ids
-                if len(self._encoded) > _CACHED_TEXTS:
-                    self._encoded.popitem(last=False)
+                self._ids_by_text[part] = ids
+                if len(self._ids_by_text) > _CACHED_TEXTS:
+                    self._ids_by_text.popitem(last=False)
         return new[text]
 
     def encode_texts(self, texts: list[str]) -> list[Ids]:
         """Return the ids [N] of each text, by the tokenizer itself."""
-        if self._fast is None:
+        if self._fast_tokenizer is None:
             id_lists = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         else:  # a batch releases the interpreter's lock; offsets, which take as long, are skipped
-            id_lists = [each.ids for each in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
+            id_lists = [each.ids for each in self._fast_tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         return [np.array(ids, dtype=np.int32) for ids in id_lists]
 
     def encode_without_images(self, text: str) -> Ids:
@@ -343,26 +345,26 @@ class Renderer:
 
     def _decode_uncached(self, ids: Sequence[int]) -> str:
         """Return the text of ids, by the tokenizer itself."""
-        if self._fast is not None:
-            return self._fast.decode(list(ids), skip_special_tokens=False)
+        if self._fast_tokenizer is not None:
+            return self._fast_tokenizer.decode(list(ids), skip_special_tokens=False)
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def _build_parser(self, tools: Tools | None, before: Rendered | None) -> Parser:
-        """Return a parser of a reply to `before`, from its first character (a forced call included)."""
-        if before is not None and not before.count:
+    def _build_parser(self, tools: Tools | None, earlier_prompt: Rendered | None) -> Parser:
+        """Return a parser of a reply to `earlier_prompt`, from its first character (a forced call included)."""
+        if earlier_prompt is not None and not earlier_prompt.count:
             return ReplyParser("none")
         if self._schema is not None:
             return SchemaParser(self.tokenizer.parse_response, tools=tools)
         if self.template.style == "harmony":
             return HarmonyParser(tools=tools)
-        thinking = (before is not None and before.opens_thought) if self.thinks else None
+        thinking = (earlier_prompt is not None and earlier_prompt.opens_thought) if self.thinks else None
         return ReplyParser(self.template.style, tools=tools, thinking=thinking)
 
-    def _split_reply(self, before: Rendered, reply: str, last: int) -> ReplyText:
+    def _split_reply(self, earlier_prompt: Rendered, reply: str, last: int) -> ReplyText:
         """Return the parts of a reply's text; `last` is the last token."""
         end = self._decode_ids([last]) if last in self.end_ids else ""
         body = reply.removesuffix(end)
-        parser = self._build_parser((), before)
+        parser = self._build_parser((), earlier_prompt)
         parser.feed(body)
         parser.close()
         size = len(body) - len(parser.raw)
@@ -374,7 +376,7 @@ class Renderer:
         shown: str,
         reply: ReplyText,
         has_calls: bool,
-        before: Rendered,
+        earlier_prompt: Rendered,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         raw: dict[int, str],
@@ -382,7 +384,7 @@ class Renderer:
         """Return the extension of a reply with other spelling of tool calls or with stripped thinking."""
 
         def parse(reply: str) -> dict[str, Any]:
-            parser = self._build_parser(tools or (), before)
+            parser = self._build_parser(tools or (), earlier_prompt)
             return assemble(parser.feed(reply) + parser.close())
 
         if has_calls:
@@ -392,7 +394,7 @@ class Renderer:
                 return extension
         if not self._keep_thinking:
             return None
-        count = before.count
+        count = earlier_prompt.count
         marked = [*messages[:count], {"role": "assistant", "content": MARK}, *messages[count + 1 :]]
         raw.pop(count, None)
         try:

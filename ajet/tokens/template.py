@@ -78,17 +78,19 @@ class ChatTemplate:
         self.style: Style = style_of(self.source, tokenizer.get_vocab())
         """The format of tool calls in the model's replies."""
         self._knows_developer = "developer" in self.source
-        self._thought = "thinking" if _uses_field(self.source, "thinking") else "reasoning_content"
+        self._reasoning_field = "thinking" if _uses_field(self.source, "thinking") else "reasoning_content"
         self.dated = "strftime_now" in self.source and "strftime_now" not in self._options
         """True if the template writes a date into the prompt."""
         self.day = date.today()
-        self._forms = probe_content_forms(self._render_probe)
-        self._has_other_forms = any(form != "string" for form in self._forms.values())
+        self._content_form_by_role = probe_content_forms(self._render_probe)
+        self._has_other_forms = any(form != "string" for form in self._content_form_by_role.values())
         """True if the template takes a role's content as parts, or omits a role."""
-        self.takes_system = accepts_system(self._render_probe, self._forms)
+        self.takes_system = accepts_system(self._render_probe, self._content_form_by_role)
         """False if the template raises on a system message, or omits its text."""
-        self._takes_repeated_role = accepts_repeated_role(self._render_probe, self._forms)
-        if self.knows_tools and is_written_otherwise(self.style, CALLED, probe_call(self._render_probe, self._forms)):
+        self._takes_repeated_role = accepts_repeated_role(self._render_probe, self._content_form_by_role)
+        if self.knows_tools and is_written_otherwise(
+            self.style, CALLED, probe_call(self._render_probe, self._content_form_by_role)
+        ):
             self.style = "none"
         self._shows_image_text = not images or probe_image_text(self._render_probe)
 
@@ -156,7 +158,7 @@ class ChatTemplate:
     def _shape_content(self, message: Message) -> Message:
         """Return a message with its content in the template's form: a string or parts. Raises TemplateRefused."""
         role, content = message["role"], message["content"]
-        form = self._forms.get(role, "string")
+        form = self._content_form_by_role.get(role, "string")
         if isinstance(content, list):
             if not self._shows_image_text and any(block.get("text", "").strip() for block in content):
                 raise TemplateRefused("the model's chat template does not show text that accompanies an image")
@@ -198,8 +200,8 @@ class ChatTemplate:
         """Return an assistant message as expected by templates; `raw` is a text that replaces content and calls."""
         content = message.get("content") if raw is None else raw
         ready = {**message, "content": content if isinstance(content, str) else join_text(message)}
-        if self._thought != "reasoning_content" and "reasoning_content" in ready:
-            ready[self._thought] = ready.pop("reasoning_content")
+        if self._reasoning_field != "reasoning_content" and "reasoning_content" in ready:
+            ready[self._reasoning_field] = ready.pop("reasoning_content")
         if raw is not None or not message.get("tool_calls"):
             ready.pop("tool_calls", None)
             return ready
@@ -277,16 +279,16 @@ class ControlTokens:
         spelled = {str(token.content) for token in added if token.special or token.content in source}
         spelled |= {str(token) for token in tokenizer.all_special_tokens}
         spellings = sorted((text for text in spelled if len(text) > 1), key=len, reverse=True)
-        self._spelled = _compile_starts(spellings)
-        self._any = bool(spellings) and escaped != "none"
+        self._spelling_starts = _compile_starts(spellings)
+        self._escapes_any = bool(spellings) and escaped != "none"
         roles = {"tool_results": ("tool",), "all": ("tool", "user", "system", "developer"), "none": ()}[escaped]
         self.escaped_roles = frozenset(roles if spellings else ())
         """Roles of the messages whose content is escaped."""
-        self.escapes_tools = self._any and escaped == "all"
+        self.escapes_tools = self._escapes_any and escaped == "all"
 
     def escape(self, text: str) -> str:
         """Return a text with each control token cut in two."""
-        return self._spelled.sub(lambda found: found[0] + CUT, text) if self._any else text
+        return self._spelling_starts.sub(lambda found: found[0] + CUT, text) if self._escapes_any else text
 
     def escape_content(self, content: str | Sequence[Message]) -> Any:
         """Return a message's content, a text or parts, with control tokens cut."""
@@ -352,19 +354,19 @@ def template_text(text: str, respelled: Sequence[Respelled]) -> str:
 
 
 def extend_respelled(
-    text: str, before: str, reply: ReplyText, *, ends: Sequence[str], parse: ParseReply
+    text: str, earlier_text: str, reply: ReplyText, *, ends: Sequence[str], parse: ParseReply
 ) -> Extension | None:
     """Return the extension of a reply with tool calls in a possibly different spelling.
 
     Args:
         text: The template's text of the longer history.
-        before: The template's own text of the earlier prompt.
+        earlier_text: The template's own text of the earlier prompt.
         reply: The reply as sampled.
         ends: The texts of all end tokens.
         parse: Parses a reply's text.
     """
-    start = len(before) + len(reply.reasoning)
-    if not text.startswith(before) or not text.startswith(reply.reasoning, len(before)):
+    start = len(earlier_text) + len(reply.reasoning)
+    if not text.startswith(earlier_text) or not text.startswith(reply.reasoning, len(earlier_text)):
         return None
     ends_found = [index for end in ([reply.end] if reply.end else ends) if (index := text.find(end, start)) >= 0]
     if not ends_found:
@@ -376,7 +378,7 @@ def extend_respelled(
 
 
 def extend_without_thinking(
-    text: str, before: str, reply: ReplyText, after: str, *, has_calls: bool, parse: ParseReply
+    text: str, earlier_text: str, reply: ReplyText, after: str, *, has_calls: bool, parse: ParseReply
 ) -> Extension | None:
     """Return the extension if the template may have stripped thinking from `text`.
 
@@ -387,7 +389,7 @@ def extend_without_thinking(
     if not after.startswith(reply.end):
         return None
     suffix = after[len(reply.end) :]
-    stripped, tail, head = (_THOUGHTS.sub("", each) for each in (text, after, before + reply.reasoning))
+    stripped, tail, head = (_THOUGHTS.sub("", each) for each in (text, after, earlier_text + reply.reasoning))
     if not stripped.startswith(head) or not stripped.endswith(tail) or len(stripped) < len(head) + len(tail):
         return None
     spelled = stripped[len(head) : len(stripped) - len(tail)]

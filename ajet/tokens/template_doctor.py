@@ -366,7 +366,7 @@ class TemplateRehearsal:
                 self.lengths.append(len(self.prompt.ids))
             ids = own_reply(self.renderer, self.messages, reply, then[0], self.tools, respell=respell)
             ids = ids[:-1] if cut else ids
-            parsed_reply = self.renderer.parse(ids, tools=self.tools, before=self.prompt)
+            parsed_reply = self.renderer.parse(ids, tools=self.tools, earlier_prompt=self.prompt)
             if not _is_same_message(parsed_reply, reply):
                 return "misread"
             parsed = {**reply, **parsed_reply}

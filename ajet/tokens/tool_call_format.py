@@ -89,10 +89,10 @@ def split_calls(messages: list[Message]) -> list[Message]:
             single.append({**message, "tool_calls": [call]})
             message = {"role": "assistant", "content": ""}
             own_results = [
-                each for each in results if call.get("id") and each.get("tool_call_id") == call["id"]
+                result for result in results if call.get("id") and result.get("tool_call_id") == call["id"]
             ] or results[:1]
             single += own_results[:1]
-            results = [each for each in results if each not in own_results[:1]]
+            results = [result for result in results if result not in own_results[:1]]
         single += [{**message, "tool_calls": calls[-1:]}, *results]
     return single
 

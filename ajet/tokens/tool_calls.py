@@ -236,17 +236,17 @@ class _TypeReader:
 
     def __init__(self, root: Mapping[str, Any], values: Sequence[Any], *, is_strict: bool) -> None:
         self._root = root
-        self._values = values
+        self._example_values = values
         self._is_strict = is_strict
-        self._left = MOST_PARTS
-        self._following: set[str] = set()
+        self._parts_left = MOST_PARTS
+        self._open_references: set[str] = set()
 
     def read(self, schema: Any) -> Types:
         """Return the JSON types that a schema admits, or None for any type."""
-        self._left -= 1
+        self._parts_left -= 1
         if schema is False:
             return frozenset()
-        if not isinstance(schema, Mapping) or self._left < 0:
+        if not isinstance(schema, Mapping) or self._parts_left < 0:
             return None
         types = _intersect_types(self._read_declared(schema), self._read_referenced(schema))
         if isinstance(schema.get("allOf"), list):
@@ -258,6 +258,7 @@ class _TypeReader:
         return types | {"null"} if types is not None and schema.get("nullable") is True else types
 
     def _read_declared(self, schema: Mapping[str, Any]) -> Types:
+        """Return the types that `type`, `enum` and `const` of a schema allow, or None if they allow any."""
         kinds = schema.get("type")
         if isinstance(kinds, str):
             kinds = [kinds]
@@ -272,21 +273,21 @@ class _TypeReader:
     def _name_types(self, kind: str) -> list[str]:
         if kind != "integer":
             return [kind]
-        is_fraction = any(isinstance(value, float) and not value.is_integer() for value in self._values)
+        is_fraction = any(isinstance(value, float) and not value.is_integer() for value in self._example_values)
         return [] if is_fraction else ["number"]
 
     def _read_enumerated(self, listed: Sequence[Any]) -> Types:
         spelled = {_canonical_json(each) for each in listed}
-        spelled_values = [value for value in self._values if _canonical_json(value) in spelled]
+        spelled_values = [value for value in self._example_values if _canonical_json(value) in spelled]
         return frozenset(map(type_of_value, spelled_values if self._is_strict else listed))
 
     def _read_referenced(self, schema: Mapping[str, Any]) -> Types:
         reference = schema.get("$ref")
-        if not isinstance(reference, str) or reference in self._following:
+        if not isinstance(reference, str) or reference in self._open_references:
             return None
-        self._following.add(reference)
+        self._open_references.add(reference)
         types = self.read(_resolve_local_ref(reference, self._root))
-        self._following.discard(reference)
+        self._open_references.discard(reference)
         return types
 
 

@@ -24,7 +24,7 @@ class InexactReplyError(UserError):
 
 def written_reply(
     words: Renderer,
-    before: Rendered,
+    earlier_prompt: Rendered,
     history: Sequence[Message],
     reply: Message,
     tools: Sequence[Mapping[str, Any]] | None = None,
@@ -33,7 +33,7 @@ def written_reply(
 
     Args:
         words: The renderer.
-        before: The prompt of `history`.
+        earlier_prompt: The prompt of `history`.
     Raises:
         InexactReplyError: The ids cannot be determined.
         TemplateRefused: The template refuses the conversation.
@@ -51,21 +51,21 @@ def written_reply(
     ids = encoded[: int(ends[0]) + 1] if ends.size else np.append(encoded, np.int32(words.end_ids[0]))
     if ends.size and words.decode(encoded[ids.size :]).strip():
         raise InexactReplyError("the reply contains the text of an end token, or the template continues after one")
-    if not words.decode(ids, after=before.ids).startswith(full[len(prompt) :][:1]):
+    if not words.decode(ids, after=earlier_prompt.ids).startswith(full[len(prompt) :][:1]):
         raise InexactReplyError("the tokenizer encodes the reply differently after the prompt than alone")
-    parsed = words.parse(ids, tools=tools, before=before)
+    parsed = words.parse(ids, tools=tools, earlier_prompt=earlier_prompt)
     if (difference := _find_difference(reply, parsed)) is not None:
         raise InexactReplyError(f"the chat template writes {difference} in a way that cannot be read back")
     return ids, parsed
 
 
-def _find_difference(written: Message, parsed: Message) -> str | None:
+def _find_difference(written_message: Message, parsed: Message) -> str | None:
     """Return the part in which a parsed message differs from the written message; blanks around texts are ignored."""
     for name in ("content", "reasoning_content"):
-        written_text, parsed_text = _join_text(written.get(name)), _join_text(parsed.get(name))
+        written_text, parsed_text = _join_text(written_message.get(name)), _join_text(parsed.get(name))
         if written_text != parsed_text and (name == "content" or written_text):
             return "its content" if name == "content" else "its reasoning"
-    calls = [{"role": "assistant", "tool_calls": message.get("tool_calls")} for message in (written, parsed)]
+    calls = [{"role": "assistant", "tool_calls": message.get("tool_calls")} for message in (written_message, parsed)]
     return None if message_key(calls[0]) == message_key(calls[1]) else "its tool calls"
 
 

@@ -178,21 +178,21 @@ def _find_disk(wanted: Path) -> Disk:
     return Disk(folder, shutil.disk_usage(folder).free, refused)
 
 
-def describe_memory(found: Footprint, free: int | None = None) -> str:
+def describe_memory(footprint: Footprint, free: int | None = None) -> str:
     """Return a text on the peak memory, its parts and the free memory.
 
     Args:
-        found: The estimated memory.
+        footprint: The estimated memory.
         free: Free bytes. None: unknown.
     """
-    reference = f", reference model {format_bytes(found.reference)}" if found.reference else ""
+    reference = f", reference model {format_bytes(footprint.reference)}" if footprint.reference else ""
     text = (
-        f"at most about {format_bytes(found.peak)}: weights {format_bytes(found.weights)}, optimizer "
-        f"{format_bytes(found.moments)}{reference}, an update {format_bytes(found.update)} (a pass of up to "
-        f"{found.longest:,} tokens), or, while sampling, keys and values {format_bytes(found.cache)}"
+        f"at most about {format_bytes(footprint.peak)}: weights {format_bytes(footprint.weights)}, optimizer "
+        f"{format_bytes(footprint.moments)}{reference}, an update {format_bytes(footprint.update)} (a pass of up to "
+        f"{footprint.longest:,} tokens), or, while sampling, keys and values {format_bytes(footprint.cache)}"
     )
-    if found.sampler:
-        text += f"; and {format_bytes(found.sampler)} for a colocated sampler with its own weights and cache"
+    if footprint.sampler:
+        text += f"; and {format_bytes(footprint.sampler)} for a colocated sampler with its own weights and cache"
     return text if free is None else f"{text}; {format_bytes(free)} are free"
 
 

@@ -33,7 +33,7 @@ class GamingWatch:
         """
         self._run = run
         self._steps: dict[int, list[EpisodeSummary]] = {}
-        self._fired = False
+        self._has_fired = False
         for step in _first_and_last([step for step in run.episodes.whole_steps() if step <= upto]):
             self._steps[step] = _take_glimpses(run.episodes.read(step), step)
 
@@ -45,10 +45,10 @@ class GamingWatch:
         if step % EVERY:
             return
         alarm = detect_gaming(self._run.metrics.rows(), [glimpse for each in self._steps.values() for glimpse in each])
-        if alarm is not None or self._fired:
+        if alarm is not None or self._has_fired:
             self._run.status.set(**{GAMED: None if alarm is None else as_status(alarm)})
-        if alarm is not None and not self._fired:
-            self._fired = True
+        if alarm is not None and not self._has_fired:
+            self._has_fired = True
             run_name = format_run_name(self._run.path, self._run.name)
             logger.warning(
                 "The agent may be gaming the rewards of this run: {}",
@@ -56,10 +56,10 @@ class GamingWatch:
             )
 
 
-def as_status(found: GamingAlarm) -> dict[str, Any]:
+def as_status(alarm: GamingAlarm) -> dict[str, Any]:
     """Return the alarm as JSON values for `status.json`."""
-    suspects = [{"uuid": e.uuid, "step": e.step, "task": e.task, "repeat": e.repeat} for e in found.suspects]
-    return {"step": found.step, "text": found.text, "episodes": suspects}
+    suspects = [{"uuid": e.uuid, "step": e.step, "task": e.task, "repeat": e.repeat} for e in alarm.suspects]
+    return {"step": alarm.step, "text": alarm.text, "episodes": suspects}
 
 
 def describe_alarm(status: dict[str, Any], run: str) -> list[str]:

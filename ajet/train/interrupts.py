@@ -53,7 +53,7 @@ class Interrupts:
     """Own the handlers of SIGINT, SIGTERM and SIGHUP during a run (a no-op outside the main thread)."""
 
     def __init__(self) -> None:
-        self._depth = 0
+        self._defer_depth = 0
         """Number of active `defer` blocks around the current point."""
         self._ends_step = True
         """False if the current blocks are polls only."""
@@ -61,7 +61,7 @@ class Interrupts:
         """Monotonic time of the first SIGTERM or SIGHUP."""
         self._pending: type[KeyboardInterrupt] | None = None
         """The deferred interrupt, to be raised later."""
-        self._raised: type[KeyboardInterrupt] | None = None
+        self._raised_interrupt: type[KeyboardInterrupt] | None = None
         """An interrupt raised outside of any block. A finalizer may have swallowed the exception."""
         self._earlier_hook: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
         self._is_in_hook = False
@@ -69,9 +69,9 @@ class Interrupts:
         self._ctrl_c_count = 0
         self._is_resent = False
         """True if the next signal repeats a signal swallowed by a finalizer."""
-        self._grace = 0.0
+        self._grace_s = 0.0
         self._may_complete: Callable[[], bool] | None = None
-        self._waiting: threading.Event | None = None
+        self._grace_wait: threading.Event | None = None
         """Exists while a SIGTERM waits in a grace period. Set when the wait is over."""
 
     @contextmanager
@@ -105,18 +105,18 @@ class Interrupts:
         Raises:
             KeyboardInterrupt: Before the block, for an interrupt swallowed by a finalizer.
         """
-        if self._raised is not None:
-            raised, self._raised = self._raised, None
+        if self._raised_interrupt is not None:
+            raised, self._raised_interrupt = self._raised_interrupt, None
             raise self._make_interrupt(raised)
         # An inner block must not weaken an outer one that ends the step. `outer` restores the value afterwards.
-        outer, self._ends_step = self._ends_step, ends_step or (self._depth > 0 and self._ends_step)
-        self._depth += 1
+        outer, self._ends_step = self._ends_step, ends_step or (self._defer_depth > 0 and self._ends_step)
+        self._defer_depth += 1
         try:
             yield
         finally:
-            self._depth -= 1
+            self._defer_depth -= 1
             self._ends_step = outer
-        if self._depth == 0 and self._pending is not None and (ends_step or self._waiting is None):
+        if self._defer_depth == 0 and self._pending is not None and (ends_step or self._grace_wait is None):
             raise self._take_pending()
 
     @contextmanager
@@ -126,11 +126,11 @@ class Interrupts:
         Args:
             may_complete: Ends the wait by returning False if the step cannot complete any more. None: always wait.
         """
-        self._grace, self._may_complete = seconds, may_complete
+        self._grace_s, self._may_complete = seconds, may_complete
         try:
             yield
         finally:
-            self._grace, self._may_complete, has_waited = 0.0, None, self._end_wait()
+            self._grace_s, self._may_complete, has_waited = 0.0, None, self._end_wait()
         if has_waited and self._pending is not None:
             raise self._take_pending()
 
@@ -140,12 +140,12 @@ class Interrupts:
 
     def forget_raised(self) -> None:
         """Clear an interrupt caught by the caller, so that later blocks do not raise it a second time."""
-        self._raised = None
+        self._raised_interrupt = None
 
     def _raise_pending(self) -> None:
         """Raise a deferred interrupt before its block ends, because the block waits for an unresponsive store."""
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and self._pending is not None and self._waiting is None:
+        if is_main and self._pending is not None and self._grace_wait is None:
             raise self._take_pending()
 
     def _take_pending(self) -> KeyboardInterrupt:
@@ -159,7 +159,7 @@ class Interrupts:
 
     def _end_wait(self) -> bool:
         """End the wait of a grace period. Return True if there was one."""
-        waiting, self._waiting = self._waiting, None
+        waiting, self._grace_wait = self._grace_wait, None
         if waiting is not None:
             waiting.set()
         return waiting is not None
@@ -170,7 +170,7 @@ class Interrupts:
             self._earlier_hook(lost)
             return
         self._is_in_hook = True
-        self._raised = lost.exc_type
+        self._raised_interrupt = lost.exc_type
         try:
             threading.Thread(target=self._resend_signal, daemon=True).start()
         finally:
@@ -181,9 +181,9 @@ class Interrupts:
         time.sleep(_RESEND_S)
         while self._is_in_hook:  # starting a thread may take long on a busy machine
             time.sleep(_RESEND_S)
-        if self._raised is not None:  # otherwise a block has raised it already
+        if self._raised_interrupt is not None:  # otherwise a block has raised it already
             self._is_resent = True
-            _send_to_main(signal.SIGTERM if self._raised is Preempted else signal.SIGINT)
+            _send_to_main(signal.SIGTERM if self._raised_interrupt is Preempted else signal.SIGINT)
 
     def handle_signal(self, number: int, frame: FrameType | None) -> None:
         """Defer the interrupt, let it wait in a grace period, or raise it, as the module describes."""
@@ -200,25 +200,25 @@ class Interrupts:
             self._preempted_at = time.monotonic()
         if self._pending is None:
             # Within a block that ends the step, the first interrupt always waits for the block.
-            if self._depth and self._ends_step:
+            if self._defer_depth and self._ends_step:
                 self._pending = kind
                 return
-            if kind is Preempted and self._grace and (self._may_complete is None or self._may_complete()):
-                self._pending, self._waiting = kind, threading.Event()
-                _log_warning(f"SIGTERM: the run saves the current step if the step ends within {self._grace:g} s")
-                args = (self._waiting, self._grace, self._may_complete)
+            if kind is Preempted and self._grace_s and (self._may_complete is None or self._may_complete()):
+                self._pending, self._grace_wait = kind, threading.Event()
+                _log_warning(f"SIGTERM: the run saves the current step if the step ends within {self._grace_s:g} s")
+                args = (self._grace_wait, self._grace_s, self._may_complete)
                 threading.Thread(target=_count_down, args=args, daemon=True).start()
                 return
-            if self._depth:
+            if self._defer_depth:
                 self._pending = kind
                 return
-        elif self._waiting and self._depth and kind is Preempted:
+        elif self._grace_wait and self._defer_depth and kind is Preempted:
             if not self._ends_step:
                 self._end_wait()  # raised when the poll ends
             return  # the time limit passed within the block that completes the step: let the block end
-        # A second interrupt, or one outside of any block, is raised here. Outside, `_raised` remembers it, because
-        # Python drops an exception raised within a finalizer.
-        self._raised = kind if not self._depth else None
+        # A second interrupt, or one outside of any block, is raised here. Outside, `_raised_interrupt` remembers it,
+        # because Python drops an exception raised within a finalizer.
+        self._raised_interrupt = kind if not self._defer_depth else None
         self._pending = None
         self._end_wait()
         raise self._make_interrupt(kind)

@@ -42,7 +42,7 @@ def describe_remarks(
     train: int,
     validates: bool,
     workflow: type[Any] | None = None,
-    known: TaskOverlap | None = None,
+    overlap: TaskOverlap | None = None,
     is_colocated: bool = True,
 ) -> str:
     """Return the text of all remarks on a plan with known tasks, for a screen or a log.
@@ -52,13 +52,13 @@ def describe_remarks(
         train: the number of training tasks.
         validates: True if held-out tasks exist.
         workflow: the class responsible for rewards. None: a judge is responsible.
-        known: Held-out tasks that are also training tasks. None: no overlap is known.
+        overlap: Held-out tasks that are also training tasks. None: no overlap is known.
         is_colocated: True if, with `mode: async`, a sampler runs on this machine, too.
     """
     remarks = [
         *review_settings(experiment.ajet, algorithm),
         *review_tasks(experiment, train=train, validates=validates, workflow=workflow),
-        *review_overlap(experiment, known),
+        *review_overlap(experiment, overlap),
         *review_machine(experiment, train=train, validates=validates, is_colocated=is_colocated),
     ]
     return format_remarks(remarks, experiment)

@@ -95,7 +95,9 @@ class TrainingSession:
             self.validated_step = run.resumed.state.get("validated", self.step)
             self.leftover_orders = [int(order) for order in run.resumed.state.get("left", ())]
             counted = run.recovery(
-                self.store.begun(), self.leftover_orders, dead=[each.order for each in list_dead_letters(self.store)]
+                self.store.begun(),
+                self.leftover_orders,
+                dead=[letter.order for letter in list_dead_letters(self.store)],
             )
             logger.info("resumed after step {} from {}{}", self.step, run.resumed.path, counted)
         self._processor_before = used_processor_seconds()
@@ -113,7 +115,7 @@ class TrainingSession:
     @property
     def task_order(self) -> TaskOrder:
         """The task order of a run with a complete list of tasks."""
-        assert self.tasks is not None, "clients bring the tasks"
+        assert self.tasks is not None, "`ajet serve` has no tasks of its own"
         return self.tasks
 
     @property
@@ -148,27 +150,29 @@ class TrainingSession:
             self.last_validation, self.measured = dict(metrics), measured
         self.validated_step, self.is_checkpoint_outdated = self.step, True
 
-    def add_given_up(self, taken: StepGroups) -> StepGroups:
+    def add_given_up(self, step_groups: StepGroups) -> StepGroups:
         """Add to a step's groups the positions that the store has given up since the last step.
 
         The store gives up a position of the training order after too many failed attempts.
         """
         given_up = self._given_up.log_new(self.tasks)
-        return replace(taken, given_up=given_up, dead=self._given_up.count, ended=time.monotonic())
+        return replace(step_groups, given_up=given_up, dead=self._given_up.count, ended=time.monotonic())
 
-    def assign_credit(self, taken: StepGroups) -> TrainingBatch:
+    def assign_credit(self, step_groups: StepGroups) -> TrainingBatch:
         """Return the batch of a step: samples with advantages, and what the batch does with each episode."""
         step, settings = self.step + 1, self.experiment.ajet
         if self.credit_rule is not None:
-            return self.credit_rule(taken.groups, step)
+            return self.credit_rule(step_groups.groups, step)
         penalizes = settings.trainer_common.algorithm.use_kl_in_reward
         reference: LogprobPairs | None = self._score_twice if penalizes else None
         if "privileged" in self.algorithm.needs:
-            reference = make_privileged_scorer(self.backbone, taken.groups, settings)
+            reference = make_privileged_scorer(self.backbone, step_groups.groups, settings)
         critic = self.backbone.values if "critic" in self.algorithm.needs else None
-        return assign_credit(taken.groups, settings, self.algorithm, step=step, reference=reference, critic=critic)
+        return assign_credit(
+            step_groups.groups, settings, self.algorithm, step=step, reference=reference, critic=critic
+        )
 
-    def update(self, batch: TrainingBatch, taken: StepGroups) -> StepUpdate:
+    def update(self, batch: TrainingBatch, step_groups: StepGroups) -> StepUpdate:
         """Update the weights with a batch and return the metrics. Without samples, only compute metrics.
 
         Afterwards the step is partial until `commit`: weights and record differ. If the update raises, the step is
@@ -177,7 +181,7 @@ class TrainingSession:
         backbone, version = self.backbone, self.backbone.version
         metrics, fresh_gap = dict(batch.metrics), None
         if self.experiment.ajet.rollout.truncates_sampling or not batch.samples:
-            metrics |= self.sink.observers.recomputed(list_episodes(taken.groups), self.step + 1, backbone)
+            metrics |= self.sink.observers.recomputed(list_episodes(step_groups.groups), self.step + 1, backbone)
         self.is_step_partial = True
         if batch.samples:
             try:
@@ -186,46 +190,46 @@ class TrainingSession:
                 self.is_step_partial = backbone.whole_version != version
                 raise
             metrics, fresh_gap = updated.metrics | metrics, updated.fresh_gap
-            if taken.by_samplers and fresh_gap is not None:
+            if step_groups.by_samplers and fresh_gap is not None:
                 metrics["sampler_gap"] = fresh_gap
         return StepUpdate(version, metrics | {"version": backbone.version}, fresh_gap)
 
-    def commit(self, taken: StepGroups, batch: TrainingBatch, update: StepUpdate) -> None:
+    def commit(self, step_groups: StepGroups, batch: TrainingBatch, update: StepUpdate) -> None:
         """Record the step in the store, the task order and the run."""
         step, store = self.step + 1, self.store
-        unused = [group for groups in taken.unused.values() for group in groups]
+        unused = [group for groups in step_groups.unused.values() for group in groups]
         outcomes = dict(batch.outcomes)
-        for reason, groups in taken.unused.items():
+        for reason, groups in step_groups.unused.items():
             outcomes |= build_discarded_outcomes(groups, reason)
-        self._mark_used(taken, step, outcomes)
-        if taken.reuse.expired:
-            store.discard(taken.reuse.expired, step, "stale")
-        for reason, groups in taken.unused.items():
+        self._mark_used(step_groups, step, outcomes)
+        if step_groups.reuse.expired:
+            store.discard(step_groups.reuse.expired, step, "stale")
+        for reason, groups in step_groups.unused.items():
             store.discard([group.order for group in groups], step, reason)
-        store.give_back(taken.unfinished)
+        store.give_back(step_groups.unfinished)
         waiting = store.begun()
         if self.tasks is not None:
-            self.tasks.record_results([*taken.groups, *unused], waiting)
+            self.tasks.record_results([*step_groups.groups, *unused], waiting)
         trained = TrainedStep(
             step,
             update.version,
-            taken.groups,
+            step_groups.groups,
             outcomes,
             batch.trained_by_episode,
-            {**update.metrics, **taken.measure_seconds(), "seconds/processor": self._measure_processor()},
-            tasks=[group.order for group in taken.groups if group.order not in taken.reuse.before],
-            retrained=[group.order for group in taken.groups if group.order in taken.reuse.before],
+            {**update.metrics, **step_groups.measure_seconds(), "seconds/processor": self._measure_processor()},
+            tasks=[group.order for group in step_groups.groups if group.order not in step_groups.reuse.before],
+            retrained=[group.order for group in step_groups.groups if group.order in step_groups.reuse.before],
             unused=unused,
             discarded=[group.order for group in unused],
             waiting=waiting,
-            given_up=taken.given_up,
-            dead=taken.dead,
-            quarantined=taken.quarantined,
+            given_up=step_groups.given_up,
+            dead=step_groups.dead,
+            quarantined=step_groups.quarantined,
         )
-        if taken.single:
-            self.run.episodes.write(step, "debug", taken.single)
+        if step_groups.single:
+            self.run.episodes.write(step, "debug", step_groups.single)
         metrics = self.sink.commit(trained)
-        self.sink.commit_held_out(taken.held_out, step)
+        self.sink.commit_held_out(step_groups.held_out, step)
         self.idle_steps = self.idle_steps + 1 if is_idle(metrics) else 0
         self.step, self.is_step_partial = step, False
 
@@ -244,7 +248,7 @@ class TrainingSession:
 
     def save(self) -> None:
         """Save a checkpoint of the present step atomically, unless already saved."""
-        assert not self.is_step_partial, "the state belongs to no step"
+        assert not self.is_step_partial, "a checkpoint within a step could not be resumed"
         if self._is_saved:
             return
         state: dict[str, Any] = {
@@ -310,14 +314,17 @@ class TrainingSession:
             temperature=self.experiment.ajet.rollout.temperature,
         )
 
-    def _mark_used(self, taken: StepGroups, step: int, outcomes: Mapping[str, Outcome]) -> None:
+    def _mark_used(self, step_groups: StepGroups, step: int, outcomes: Mapping[str, Outcome]) -> None:
         """Record in the store that the step used its positions.
 
         In a shared store, groups that a later step may train on again stay available.
         """
-        orders = [*(group.order for group in taken.groups), *(e.order for e in (*taken.single, *taken.held_out))]
+        orders = [
+            *(group.order for group in step_groups.groups),
+            *(e.order for e in (*step_groups.single, *step_groups.held_out)),
+        ]
         if is_shared(self.store):
-            retrainable: Collection[int] = taken.reuse.find_retrainable(taken.groups, outcomes)
+            retrainable: Collection[int] = step_groups.reuse.find_retrainable(step_groups.groups, outcomes)
             self.store.use(orders, step, again=retrainable, advantages=collect_advantages(outcomes))
         else:
             self.store.use(orders, step)

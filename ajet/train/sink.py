@@ -48,9 +48,9 @@ class RunSink:
         """Record into `run`. `on_episode` is called at the end of an episode, from any thread."""
         self.experiment, self.run = experiment, run
         self.on_step, self.on_episode = on_step, on_episode
-        self._total = 0
+        self._total_steps = 0
         self._observers: StepObservers | None = None
-        self._gaming: GamingWatch | None = None
+        self._gaming_watch: GamingWatch | None = None
 
     def review(
         self,
@@ -58,13 +58,13 @@ class RunSink:
         *,
         train: int,
         validates: bool,
-        known: TaskOverlap | None,
+        overlap: TaskOverlap | None,
         workflow: type[Workflow] | None = None,
         is_colocated: bool = True,
     ) -> None:
         """Log warnings about unsuitable settings of a training. Arguments: as in `describe_remarks`."""
         if remarks := describe_remarks(
-            self.experiment, algorithm, train=train, validates=validates, workflow=workflow, known=known,
+            self.experiment, algorithm, train=train, validates=validates, workflow=workflow, overlap=overlap,
             is_colocated=is_colocated,
         ):  # fmt: skip
             logger.warning("{}", remarks)
@@ -76,9 +76,9 @@ class RunSink:
             renderer: the run's renderer. None: a model without tokens.
             total: Number of the last step.
         """
-        self._total = total
+        self._total_steps = total
         self._observers = StepObservers(self.experiment.ajet, renderer)
-        self._gaming = GamingWatch(self.run, upto=self.run.resumed.step if self.run.resumed is not None else 0)
+        self._gaming_watch = GamingWatch(self.run, upto=self.run.resumed.step if self.run.resumed is not None else 0)
 
     @property
     def observers(self) -> StepObservers:
@@ -88,7 +88,7 @@ class RunSink:
 
     def show(self, step: int, metrics: dict[str, float]) -> None:
         """Show the metrics of a step or a validation."""
-        self.on_step(step, self._total, metrics)
+        self.on_step(step, self._total_steps, metrics)
 
     def commit(self, trained: TrainedStep) -> dict[str, float]:
         """Record a step and return its metrics.
@@ -100,12 +100,15 @@ class RunSink:
             AssertionError: a sampled token is neither trained nor counted.
             UserError: the record cannot be written.
         """
-        run, settings, step, outcomes = self.run, self.experiment.ajet, trained.step, trained.outcomes
+        run = self.run
+        settings = self.experiment.ajet
+        step = trained.step
+        outcomes = trained.outcomes
         episodes, unused = list_episodes(trained.groups), list_episodes(trained.unused)
         log_formats(episodes, settings.context_tracker)
         check_tokens([*episodes, *unused], outcomes, trained.tokens)
         metrics = episode_metrics(episodes, "train", outcomes)
-        used = [each for each in episodes if outcomes.get(each.uuid, NO_OUTCOME).discarded is None]
+        used = [episode for episode in episodes if outcomes.get(episode.uuid, NO_OUTCOME).discarded is None]
         metrics |= compute_staleness_metrics(used, trained.version)
         metrics |= self.observers.metrics(episodes, step, trained.newest_version)
         metrics["train/trained_tokens"] = sum(trained.tokens.values())
@@ -126,8 +129,8 @@ class RunSink:
             metrics["train/quarantined"] = sum(trained.quarantined.values())
             metrics |= {f"train/quarantined/{kind}": count for kind, count in sorted(trained.quarantined.items())}
         run.metrics.log(step, metrics, tasks=list(trained.tasks), discarded=list(trained.discarded), **more)
-        assert self._gaming is not None, "`begin` comes first"
-        self._gaming.look(episodes, step)
+        assert self._gaming_watch is not None, "`begin` comes first"
+        self._gaming_watch.look(episodes, step)
         return metrics
 
     def commit_validation(
@@ -175,7 +178,7 @@ class RunSink:
 def _count_retrained(trained: TrainedStep) -> dict[str, float]:
     """Return how many groups, failures and forks of the step an earlier step has counted already."""
     before = {*trained.retrained}
-    counted = episode_metrics(list_episodes(each for each in trained.groups if each.order in before), "train", {})
+    counted = episode_metrics(list_episodes(group for group in trained.groups if group.order in before), "train", {})
     metrics: dict[str, float] = {
         "train/retrained": len(trained.retrained),
         "train/retrained_failed": counted["train/failed"],
@@ -186,7 +189,9 @@ def _count_retrained(trained: TrainedStep) -> dict[str, float]:
 
 def measure_span(episodes: Sequence[Episode]) -> float:
     """Return the seconds from the start of the first episode to the end of the last."""
-    return max((each.ended for each in episodes), default=0.0) - min((each.started for each in episodes), default=0.0)
+    return max((episode.ended for episode in episodes), default=0.0) - min(
+        (episode.started for episode in episodes), default=0.0
+    )
 
 
 def group_by_task(episodes: Sequence[Episode]) -> list[Group]:

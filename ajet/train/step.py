@@ -50,7 +50,7 @@ class StepGroups:
     given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """Reasons of each failed attempt, by order, for positions given up since the last step."""
     dead: int = 0
-    """Total number of positions given up."""
+    """Number of positions (tasks in the training order) that failed too often and are skipped."""
     quarantined: Mapping[str, int] = field(default_factory=dict)
     """Number of groups unusable for training, by kind."""
     ended: float = field(default_factory=time.monotonic)

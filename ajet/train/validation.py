@@ -36,7 +36,7 @@ def play_validation(parts: RunParts, sink: RunSink, *, step: int) -> tuple[dict[
     earlier = _read_recorded(run, tasks, step, repeats=repeats)
     recorded = {(episode.order, episode.repeat) for episode in earlier}
     run.status.set(phase="validation", step=step, **{TO_VALIDATE: len(tasks) * repeats - len(recorded)})
-    played = list(parts.rollout.play(tasks, step=step, split="validation", over=recorded))
+    played = list(parts.rollout.play(tasks, step=step, split="validation", finished=recorded))
     groups = _merge_groups(tasks, played, earlier)
     metrics, measured = sink.commit_validation(
         groups,
@@ -65,13 +65,13 @@ def _read_recorded(run: RunDirectory, tasks: Sequence[tuple[int, Task]], step: i
 
 
 def _merge_groups(
-    tasks: Sequence[tuple[int, Task]], played: Sequence[Group], earlier: Sequence[Episode]
+    tasks: Sequence[tuple[int, Task]], groups: Sequence[Group], earlier: Sequence[Episode]
 ) -> list[Group]:
     """Return one group per task, with the attempts played now and those recorded earlier."""
-    by_order = {group.order: group for group in played}
+    by_order = {group.order: group for group in groups}
     for episode in earlier:
         group = by_order.setdefault(episode.order, Group(episode.task, episode.order, []))
         group.episodes.append(episode)
     for group in by_order.values():
         group.episodes.sort(key=lambda episode: episode.repeat)
-    return [by_order[order] for order, _ in tasks if order in by_order] if earlier else list(played)
+    return [by_order[order] for order, _ in tasks if order in by_order] if earlier else list(groups)

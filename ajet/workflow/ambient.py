@@ -79,23 +79,23 @@ class RunEnvironment:
         unset_brands = [brand for brand in _BRANDS if not any(os.environ.get(name) for name in brand)]
         names = [name for brand in unset_brands for name in brand]
         bypass = build_bypass(os.environ, urlsplit(endpoint.base_url).hostname or "")
-        self._before = {name: os.environ.get(name) for name in (*names, *bypass)}
+        self._earlier_values = {name: os.environ.get(name) for name in (*names, *bypass)}
         os.environ.update(bypass)
         _watch_endpoint(endpoint)
         for name in names:
-            os.environ[OUTSIDE + name] = self._before[name] or ""
+            os.environ[OUTSIDE + name] = self._earlier_values[name] or ""
             os.environ[name] = variables[name]
         self._key = endpoint.api_key
 
     def close(self) -> None:
         """Put the environment variables back as they were, and httpx after the last run. Idempotent."""
-        for name, value in self._before.items():
+        for name, value in self._earlier_values.items():
             os.environ.pop(OUTSIDE + name, None)
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        self._before = {}
+        self._earlier_values = {}
         with _lock:
             _unbound_keys.discard(self._key)
             if not _unbound_keys:

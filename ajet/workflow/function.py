@@ -57,7 +57,7 @@ def _require_execute(kind: type[Workflow], reference: str) -> None:
             expected="a method execute(self, workflow_task, tuner); the parameters may have other names",
             do="write `async def execute(self, workflow_task, tuner):`",
         ) from None
-    require_order(execute, ("workflow_task", "tuner"), what=KEY, reference=f"{reference}.execute", method=True)
+    require_order(execute, ("workflow_task", "tuner"), key=KEY, reference=f"{reference}.execute", method=True)
     _require_makeable(kind, reference)
 
 
@@ -92,8 +92,8 @@ def workflow_from(function: Callable[..., Any], reference: str) -> type[Workflow
     The class has the name of the reference, whatever decorators the function has. Raises ConfigError unless the
     function takes two arguments.
     """
-    require_callable_with(function, ("task", "tuner"), what=KEY, reference=reference)
-    called = parse_reference(reference, what=KEY).name
+    require_callable_with(function, ("task", "tuner"), key=KEY, reference=reference)
+    called = parse_reference(reference, key=KEY).name
 
     async def execute(self: Workflow, workflow_task: WorkflowTask, tuner: Any, /) -> WorkflowOutput:
         return to_output(await function(workflow_task.task, tuner))
@@ -117,7 +117,7 @@ def workflow_from(function: Callable[..., Any], reference: str) -> type[Workflow
 
 
 def is_of_function(workflow: type[Workflow]) -> bool:
-    """Whether a workflow class was made of a plain function."""
+    """True if `as_workflow` built the class from a plain function."""
     return workflow.execute.__module__ == __name__
 
 

@@ -221,10 +221,10 @@ def _exec_command(order: dict, report: int) -> None:
         os._exit(127)
 
 
-def _set_limit(what: int, most: int) -> None:
+def _set_limit(what: int, limit: int) -> None:
     _, hard = resource.getrlimit(what)
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(what, (most, most))
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(what, (limit, limit))
 
 
 def _standard_input(order: dict) -> int:

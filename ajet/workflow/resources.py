@@ -56,7 +56,7 @@ class Resources:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner = os.getpid()
-        self._exits: list[tuple[str, Any]] | None = []
+        self._exit_functions: list[tuple[str, Any]] | None = []
         """(name, exit function) in order of entry; None after the end of the attempt."""
 
     def enter_context(self, manager: AbstractContextManager[T], *, boundary: Outside = "environment") -> T:
@@ -89,7 +89,7 @@ class Resources:
     @property
     def holds(self) -> bool:
         """True if a resource is open."""
-        return bool(self._exits)
+        return bool(self._exit_functions)
 
     def close(self) -> None:
         """Leave all, from code that has no running event loop. Idempotent."""
@@ -120,13 +120,13 @@ class Resources:
         return thread
 
     def _require_open(self) -> None:
-        if self._exits is None:
+        if self._exit_functions is None:
             raise AttemptOverError("the episode has ended, so it can open no further resources")
 
     def _push_exit(self, name: str, leave: Callable[[], Any]) -> None:
         with self._lock:
-            if self._exits is not None:
-                self._exits.append((name, leave))
+            if self._exit_functions is not None:
+                self._exit_functions.append((name, leave))
                 return
         with _warn_on_error(name):
             close_result = leave()
@@ -138,7 +138,7 @@ class Resources:
         if os.getpid() != self._owner:  # in a process forked by user code the exits belong to the parent
             return []
         with self._lock:
-            exits, self._exits = self._exits or [], None
+            exits, self._exit_functions = self._exit_functions or [], None
         return exits[::-1]
 
 
@@ -178,7 +178,7 @@ async def aclosing(resources: Resources) -> AsyncIterator[None]:
 
 
 OPENING = "sandbox.open"
-"""The name of the use that the record keeps."""
+"""Name under which opening a sandbox is recorded as a tool use."""
 
 
 def find_sandbox_maker(config: Any) -> SandboxFactory:
@@ -188,7 +188,7 @@ def find_sandbox_maker(config: Any) -> SandboxFactory:
         config.ajet.environment.sandbox,
         "sandbox",
         base=base,
-        what="ajet.environment.sandbox",
+        key="ajet.environment.sandbox",
         methods=("of", "open"),
         like="ajet.schema.sandbox.SandboxFactory",
     )
@@ -223,17 +223,17 @@ class Deadline:
 
     def __init__(self, attempt: float | None, tool: float | None = None, *, passed: float = 0.0) -> None:
         """Limits in seconds; None: no limit. `passed`: elapsed time of the attempt."""
-        self._end = math.inf if attempt is None else time.monotonic() + attempt - passed
-        self._reserve = 0.0 if attempt is None else min(MOST_RESERVED_S, RESERVE * attempt)
-        self._tool = math.inf if tool is None else tool
+        self._attempt_end = math.inf if attempt is None else time.monotonic() + attempt - passed
+        self._reserved_s = 0.0 if attempt is None else min(MOST_RESERVED_S, RESERVE * attempt)
+        self._tool_timeout = math.inf if tool is None else tool
 
     @property
     def left(self) -> float:
         """Seconds until the end of the attempt; infinite without a limit."""
-        return max(0.0, self._end - time.monotonic())
+        return max(0.0, self._attempt_end - time.monotonic())
 
     @property
     def of_a_tool(self) -> float | None:
         """Maximum seconds of a tool use started now; None: no limit."""
-        seconds = min(self._tool, max(0.0, self.left - self._reserve))
+        seconds = min(self._tool_timeout, max(0.0, self.left - self._reserved_s))
         return None if math.isinf(seconds) else seconds

@@ -70,12 +70,12 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         """True if the recorded run has supplied the result, so the tool must not be called."""
         self._replay = replay
         self._record = record
-        self._started = 0.0
+        self._started_at = 0.0
         self._json = False
         self._digest, self._full_length = "", -1
 
     def __enter__(self) -> RunningToolUse:
-        self._started = time.time()
+        self._started_at = time.time()
         if self._replay is not None:
             try:
                 recorded = self._replay(self.name, self.arguments)
@@ -94,7 +94,10 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         return json.loads(self.result) if self._json else self.result
 
     def _take_recorded(self, recorded: ToolUse) -> None:
-        self.replayed, self.result, self.error, self._json = True, recorded.result, recorded.error, recorded.json
+        self.replayed = True
+        self.result = recorded.result
+        self.error = recorded.error
+        self._json = recorded.json
         self._digest, self._full_length = recorded.digest, recorded.whole
 
     def __exit__(
@@ -103,7 +106,7 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         end_time = time.time()
         if not self.replayed:
             self._finish_result(problem)
-        facts = (self._digest, self._started, end_time, self.error, self.server, self.call_id)
+        facts = (self._digest, self._started_at, end_time, self.error, self.server, self.call_id)
         self._record(ToolUse(self.name, self.arguments, self.result, *facts, whole=self._full_length, json=self._json))
 
     def _finish_result(self, problem: BaseException | None) -> None:
@@ -198,7 +201,7 @@ def _make_argument_namer(function: Callable[..., Any]) -> Callable[[tuple[Any, .
         signature = inspect.signature(function)
     except ValueError:  # a function written in C may have no signature
         return lambda args, kwargs: {**{str(index): value for index, value in enumerate(args)}, **kwargs}
-    spread = [each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD]
+    spread = [parameter.name for parameter in signature.parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
 
     def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:

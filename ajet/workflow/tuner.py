@@ -79,9 +79,11 @@ class ModelTuner:
         self.pin: Pin = pin if pin is not None else ToolPins()
         """Returns the offered tools (as a request's `tools`) in the order of the run's first attempt. Raises
         ToolsChangedError for other tools."""
-        self._config, self._endpoints, self._trainable = config, endpoints, trainable
+        self._config = config
+        self._endpoints = endpoints
+        self._trainable = trainable
         self._clients: dict[tuple[str, str, str, str | None], Any] = {}
-        self._registered: dict[str, ChatModelBase] = {}
+        self._model_of_role: dict[str, ChatModelBase] = {}
         self._lock = threading.RLock()
 
     @property
@@ -188,12 +190,12 @@ class ModelTuner:
         Args:
             default_model: its debug model.
         """
-        self._registered[role] = self.as_agentscope_model(role, debug_model=default_model)
-        return self._registered[role]
+        self._model_of_role[role] = self.as_agentscope_model(role, debug_model=default_model)
+        return self._model_of_role[role]
 
     def get_model(self, role: str) -> ChatModelBase:
         """Return the registered model of `role`, else the AgentScope model of the agent."""
-        return self._registered[role] if role in self._registered else self.as_agentscope_model(role)
+        return self._model_of_role[role] if role in self._model_of_role else self.as_agentscope_model(role)
 
     def _get_client(
         self,

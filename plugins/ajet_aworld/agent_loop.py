@@ -102,9 +102,9 @@ class AworldAgentLoop(Workflow):
 
 def build_question(task: Task) -> str:
     """Return the agents' input: the task's system messages, if any, then its question."""
-    before = [_read_text(each) for each in task.init_messages if each.get("role") == "system"]
+    before = [_read_text(message) for message in task.init_messages if message.get("role") == "system"]
     question = task.main_query or next(
-        (_read_text(each) for each in reversed(task.init_messages) if each.get("role") == "user"), ""
+        (_read_text(message) for message in reversed(task.init_messages) if message.get("role") == "user"), ""
     )
     return "\n\n".join(text for text in (*before, question) if text)
 

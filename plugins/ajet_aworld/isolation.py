@@ -40,32 +40,32 @@ class EpisodeState:
 class _Memory:
     """Forwards AWorld's memory to the episode's own, or outside of episodes to AWorld's default."""
 
-    _outside: Any = None
+    _default_memory: Any = None
 
     def __getattr__(self, name: str) -> Any:
         state = _state.get()
         if state is not None:
             return getattr(state.memory, name)
         with _lock:
-            if _Memory._outside is None:
-                _Memory._outside = MemoryFactory.from_config(_CONFIG)
-        return getattr(_Memory._outside, name)
+            if _Memory._default_memory is None:
+                _Memory._default_memory = MemoryFactory.from_config(_CONFIG)
+        return getattr(_Memory._default_memory, name)
 
 
 class _Table(MutableMapping[str, Any]):
     """A table of agents in which the episode's entries hide AWorld's global ones."""
 
     def __init__(self, name: str, outside: dict[str, Any]) -> None:
-        self._name, self._outside = name, outside
+        self._name, self._outer_table = name, outside
 
     @property
     def _own_table(self) -> dict[str, Any]:
         state = _state.get()
-        return self._outside if state is None else state.tables[self._name]
+        return self._outer_table if state is None else state.tables[self._name]
 
     def __getitem__(self, key: str) -> Any:
         own_table = self._own_table
-        return own_table[key] if key in own_table else self._outside[key]
+        return own_table[key] if key in own_table else self._outer_table[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._own_table[key] = value
@@ -74,13 +74,13 @@ class _Table(MutableMapping[str, Any]):
         del self._own_table[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._outside, **self._own_table})
+        return iter({**self._outer_table, **self._own_table})
 
     def __len__(self) -> int:
-        return len({**self._outside, **self._own_table})
+        return len({**self._outer_table, **self._own_table})
 
     def __contains__(self, key: object) -> bool:
-        return key in self._own_table or key in self._outside
+        return key in self._own_table or key in self._outer_table
 
 
 _state: ContextVar[EpisodeState | None] = ContextVar("ajet_aworld_kept", default=None)
@@ -133,7 +133,7 @@ def _install_isolation() -> None:
         from aworld.core.memory import MemoryConfig
 
         _CONFIG = MemoryConfig(provider="aworld")
-        _Memory._outside = MEMORY_HOLDER.get("instance")
+        _Memory._default_memory = MEMORY_HOLDER.get("instance")
         MEMORY_HOLDER["instance"] = _Memory()
         MessageFuture._start_polling = _poll_within_episode
         for name in _TABLES:

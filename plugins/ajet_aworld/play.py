@@ -94,11 +94,11 @@ class EpisodeProvider(OpenAIProvider):
     """AWorld's model client over the episode's client, without retries."""
 
     def __init__(self, client: Any) -> None:
-        self._given, self.is_http_provider = client, False
+        self._episode_client, self.is_http_provider = client, False
         super().__init__("-", str(client.base_url), client.default_model, sync_enabled=False, async_enabled=True)
 
     def _init_async_provider(self) -> Any:
-        return self._given
+        return self._episode_client
 
 
 def list_agents(built: Any) -> list[Any]:

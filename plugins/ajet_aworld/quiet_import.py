@@ -83,10 +83,10 @@ class _Lines:
     """Replaces one of AWorld's loggers: drops lines of AWorld's modules and logs those of others."""
 
     def __init__(self, original: Any) -> None:
-        self._original = original
+        self._original_stream = original
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
+        return getattr(self._original_stream, name)
 
 
 def _make_log_method(name: str) -> Any:

@@ -80,9 +80,9 @@ class EpisodeTools:
     """Opens and ends the environment addresses of one episode."""
 
     def __init__(self) -> None:
-        self._open: dict[str, dict[str, str]] = {}
+        self._open_episodes: dict[str, dict[str, str]] = {}
         """Its episodes at environments -> headers of their requests."""
-        self._lost: list[str] = []
+        self._lost_problems: list[str] = []
 
     def begin(self, address: str, headers: Mapping[str, str]) -> str:
         """Open an episode at the environment and return its address.
@@ -101,28 +101,28 @@ class EpisodeTools:
             raise EnvironmentFailure(
                 f"the environment at {address} opens no episode (HTTP status {status}): {answer.get('error', '')}"
             )
-        self._open[f"{route}/{answer['episode']}"] = sent
+        self._open_episodes[f"{route}/{answer['episode']}"] = sent
         _warn_missing(address, answer.get("lacks") or ())
         return urljoin(address, answer["path"])
 
     async def end(self) -> None:
         """End the opened episodes and record lost servers. Idempotent: a second call ends what a cancellation left."""
-        while self._open:
-            address, sent = self._open.popitem()
+        while self._open_episodes:
+            address, sent = self._open_episodes.popitem()
             try:
                 status, answer = await asyncio.to_thread(send_request, "DELETE", address, sent, None)
             except OSError as problem:
-                self._lost.append(f"the environment at {address} cannot be reached any more: {problem}")
+                self._lost_problems.append(f"the environment at {address} cannot be reached any more: {problem}")
                 continue
             if status == 404:
-                self._lost.append(f"the environment at {address} had ended")
+                self._lost_problems.append(f"the environment at {address} had ended")
             elif answer.get("lost"):
-                self._lost.append(str(answer["lost"]))
+                self._lost_problems.append(str(answer["lost"]))
 
     def require_no_loss(self) -> None:
         """Raise EnvironmentFailure if an environment was lost."""
-        if self._lost:
-            raise EnvironmentFailure(f"the environment was lost during the episode: {self._lost[0]}")
+        if self._lost_problems:
+            raise EnvironmentFailure(f"the environment was lost during the episode: {self._lost_problems[0]}")
 
 
 _episode: ContextVar[EpisodeTools | None] = ContextVar("ajet_aworld_tools", default=None)
@@ -163,8 +163,8 @@ def _choose_url(address: str, headers: Mapping[str, str]) -> str:
 def _find_running() -> str:
     """Return the address of the environment on this machine. Raises ConfigError."""
     environments = all_running()
-    names = [each.name for each in environments]
-    candidates = [each for each in environments if each.name == GAIA] or environments
+    names = [environment.name for environment in environments]
+    candidates = [environment for environment in environments if environment.name == GAIA] or environments
     if len(candidates) != 1:
         have = (
             f"the environments on this machine are: {', '.join(names)}"
@@ -180,7 +180,7 @@ def _find_running() -> str:
 
 
 def _make_unreachable_error(address: str, problem: OSError) -> EnvironmentFailure:
-    local = [f"{each.name} at {each.near}/mcp" for each in all_running()]
+    local = [f"{environment.name} at {environment.near}/mcp" for environment in all_running()]
     hint = f"; this machine has {', '.join(local)}: set {ADDRESS} to its address" if local else ""
     return EnvironmentFailure(f"no environment answers at {address} ({problem}){hint}")
 

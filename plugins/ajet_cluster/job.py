@@ -96,8 +96,8 @@ def _make_job_name(name: str) -> str:
 
 
 def _refuse_secrets(overrides: Sequence[str]) -> None:
-    for each in overrides:
-        key, _, value = each.partition("=")
+    for override in overrides:
+        key, _, value = override.partition("=")
         is_secret_key = is_secret_path(tuple(key.lstrip("+~").split("."))) and is_literal_secret(value)
         if "${" not in value and (is_secret_key or has_secret_shape(value)):
             raise ConfigError(

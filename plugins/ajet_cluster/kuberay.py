@@ -80,7 +80,7 @@ def render_kuberay(job: ClusterJob, *, image: str, claim: str | None = None) -> 
 def _build_pod(name: str, job: ClusterJob, image: str, claim: str | None) -> dict[str, Any]:
     container: dict[str, Any] = {"name": name, "image": image, "workingDir": str(job.folder)}
     if job.variables:
-        container["env"] = [_reference_secret(each, job.name) for each in job.variables]
+        container["env"] = [_reference_secret(variable, job.name) for variable in job.variables]
     spec: dict[str, Any] = {"containers": [container]}
     resource = _RESOURCES.get(job.kind)
     if resource and job.accelerators:
@@ -107,7 +107,9 @@ def _reference_secret(variable: str, secret: str) -> dict[str, Any]:
 
 def _supports_tokens(version: str) -> bool:
     numbers = version.split(".")[:2]
-    return len(numbers) == 2 and all(each.isdigit() for each in numbers) and tuple(map(int, numbers)) >= _TOKENS_SINCE
+    return (
+        len(numbers) == 2 and all(number.isdigit() for number in numbers) and tuple(map(int, numbers)) >= _TOKENS_SINCE
+    )
 
 
 def _find_ray_version() -> str:

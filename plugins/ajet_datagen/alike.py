@@ -20,7 +20,7 @@ Vectors = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
 RUN = 4  # characters of a run
 WIDTH = 4096
-"""Size of a count vector; runs share entries by hash collisions."""
+"""Entries of a text's count vector. Character runs are hashed into it, so runs may share an entry."""
 ROUNDING = 1e-6
 """Numerical tolerance of the cosine of equal vectors."""
 
@@ -105,18 +105,18 @@ class _ComparedTexts:
         self._measure, count = measure, len(measure.vectors)
         known_vectors = measure.vectors[:0] if measure.known is None else measure.known
         indexes = np.zeros(count + len(known_vectors), np.int64) if numbers is None else numbers
-        self._own = indexes[:count]
+        self._own_indexes = indexes[:count]
         self._numbers = np.concatenate([indexes[count:], np.zeros(count, np.int64)])
         self._vectors, self._count = np.vstack([known_vectors, np.empty_like(measure.vectors)]), len(known_vectors)
 
-    def has_duplicate(self, place: int) -> bool:
-        cosines = self._vectors[: self._count] @ self._measure.vectors[place]
-        same = can_be_duplicates(self._numbers[: self._count], self._own[place])
+    def has_duplicate(self, model_index: int) -> bool:
+        cosines = self._vectors[: self._count] @ self._measure.vectors[model_index]
+        same = can_be_duplicates(self._numbers[: self._count], self._own_indexes[model_index])
         return bool((same & (cosines >= self._measure.threshold - ROUNDING)).any())
 
-    def add(self, place: int) -> None:
-        self._vectors[self._count] = self._measure.vectors[place]
-        self._numbers[self._count] = self._own[place]
+    def add(self, model_index: int) -> None:
+        self._vectors[self._count] = self._measure.vectors[model_index]
+        self._numbers[self._count] = self._own_indexes[model_index]
         self._count += 1
 
 

@@ -46,13 +46,13 @@ class MiniLmEmbedder:
     """sentence-transformers' all-MiniLM-L6-v2: 22 million parameters, English."""
 
     def __init__(self) -> None:
-        self._loaded: tuple[Any, Any] | None = None
+        self._tokenizer_and_model: tuple[Any, Any] | None = None
 
     def __call__(self, texts: Sequence[str]) -> list[list[float]]:
         """Return [N, 384] vectors. Raises UserError if the model is not available."""
         import torch
 
-        tokenizer, model = self._loaded = self._loaded or _load_model()
+        tokenizer, model = self._tokenizer_and_model = self._tokenizer_and_model or _load_model()
         encoded = tokenizer(list(texts), padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
         with torch.inference_mode():
             hidden_BTH = model(**encoded).last_hidden_state

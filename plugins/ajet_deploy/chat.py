@@ -102,17 +102,17 @@ def chat(
     return 0
 
 
-def _require_adapter(known: Adapters, adapter: str | None, run: str) -> None:
-    if adapter in (known.names or (None,)):
+def _require_adapter(adapters: Adapters, adapter: str | None, run: str) -> None:
+    if adapter in (adapters.names or (None,)):
         return
-    adapter_list = ", ".join(known.names)
+    adapter_list = ", ".join(adapters.names)
     raise UserError(
         f"The run {run} has no adapter {adapter}."
         if adapter
         else f"The run {run} has several adapters, each for its own agents; choose one of them.",
         where="--adapter",
-        expected=f"one of {adapter_list}" if known else "no adapter: the run did not train several adapters",
-        do=format_command("chat", run, "--adapter", known.names[0]) if known else "",
+        expected=f"one of {adapter_list}" if adapters else "no adapter: the run did not train several adapters",
+        do=format_command("chat", run, "--adapter", adapters.names[0]) if adapters else "",
     )
 
 

@@ -142,22 +142,22 @@ def deploy(options: DeployOptions) -> int:
 
 
 @contextmanager
-def serve_model(wanted: DeployOptions) -> Iterator[ModelServer]:
+def serve_model(options: DeployOptions) -> Iterator[ModelServer]:
     """Serve the model within the block. Raises UserError."""
     from ajet.backbone import open_backbone
     from ajet.config.dotenv import load_project_dotenv
 
-    folder = find_training_run(wanted.run, wanted.root)
+    folder = find_training_run(options.run, options.root)
     load_project_dotenv(record=folder)
     key = read_key(KEY, do="unset it: a random key is then created and shown") or f"ajet-{secrets.token_hex(16)}"
-    require_free(wanted.host, wanted.port, name="deployment", where="--host, --port")
-    checkpoint = find_checkpoint(folder, wanted.checkpoint)
+    require_free(options.host, options.port, name="deployment", where="--host, --port")
+    checkpoint = find_checkpoint(folder, options.checkpoint)
     experiment = load_recorded_settings(folder)
     settings = experiment.ajet
-    settings.gateway.host, settings.gateway.port = wanted.host, wanted.port
-    if wanted.engine is not None:
-        settings.rollout.engine = "vllm" if wanted.engine == "vllm" else "transformers"
-    with _open_weights(wanted, folder, checkpoint, experiment) as model:
+    settings.gateway.host, settings.gateway.port = options.host, options.port
+    if options.engine is not None:
+        settings.rollout.engine = "vllm" if options.engine == "vllm" else "transformers"
+    with _open_weights(options, folder, checkpoint, experiment) as model:
         settings.model.path = str(model.absolute())
         try:
             logger.info("serving {}; the model card is {}", model, write_card(folder, checkpoint))
@@ -167,7 +167,7 @@ def serve_model(wanted: DeployOptions) -> Iterator[ModelServer]:
         gateway = None
         try:
             gateway = open_gateway(experiment, backbone.engine, backbone.tokenizer)
-            name = wanted.name or folder.name
+            name = options.name or folder.name
             # Several adapters have their own names, a single adapter has the run's. None is the model without adapter.
             models: dict[str, str | None] = {name if each == TUNED else each: each for each in backbone.adapters.names}
             models |= {BASE: None} if backbone.adapters else {}
@@ -180,14 +180,14 @@ def serve_model(wanted: DeployOptions) -> Iterator[ModelServer]:
 
 @contextmanager
 def _open_weights(
-    wanted: DeployOptions, folder: Path, checkpoint: Checkpoint, experiment: Experiment
+    options: DeployOptions, folder: Path, checkpoint: Checkpoint, experiment: Experiment
 ) -> Iterator[Path]:
     """Yield the folder of the served model. Raises UserError."""
     model = find_model_folder(folder, checkpoint)
-    if not wanted.with_base or Adapters.from_folder(model):
+    if not options.with_base or Adapters.from_folder(model):
         yield model
         return
-    if wanted.name == BASE:
+    if options.name == BASE:
         raise UserError(
             f"{BASE} is reserved for the name of the run's initial model.",
             where="--name",
@@ -195,8 +195,8 @@ def _open_weights(
         )
     require_adapter(model)
     base_path = experiment.ajet.model.path
-    assert base_path is not None, "a run that has trained had a model"
-    base = find_recorded_model(base_path, base=experiment.base, record=folder, fetch=wanted.fetch)
+    assert base_path is not None, "a run with checkpoints has a base model"
+    base = find_recorded_model(base_path, base=experiment.base, record=folder, fetch=options.fetch)
     with join_adapter(model, base) as both:
         yield both
 
@@ -252,9 +252,9 @@ def join_adapter(model: Path, base: Path) -> Iterator[Path]:
     adapter = require_adapter(model)
     with TemporaryDirectory(prefix="ajet-base-") as directory:
         folder = Path(directory)
-        for each in base.iterdir():
-            if each.name != FOLDER:
-                (folder / each.name).symlink_to(each.absolute())
+        for path in base.iterdir():
+            if path.name != FOLDER:
+                (folder / path.name).symlink_to(path.absolute())
         shutil.copytree(adapter, adapter_folder(folder, TUNED))
         Adapters([Adapter(TUNED, ("*",))]).write(folder)
         yield folder

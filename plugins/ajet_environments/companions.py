@@ -75,7 +75,7 @@ class RunningCompanion(SupervisedProcess):
         arguments = shlex.split(command) if isinstance(command, str) else list(command)
         super().__init__(name, arguments, (base / Path(companion.cwd or ".").expanduser()).resolve(), log)
         self._companion = companion
-        self._cell: ServiceCell | None = None
+        self._sandbox_cell: ServiceCell | None = None
         """The sandbox of a confined companion."""
         self._searched_bytes = 0
         """Bytes of the log already searched for the ready text."""
@@ -97,7 +97,7 @@ class RunningCompanion(SupervisedProcess):
     def restart(self) -> None:
         """Start the companion again after it ended, and append its output to the same log. Raises UserError."""
         self.close()
-        self.keeper, self._ended, self._searched_bytes = None, {}, self._log.stat().st_size
+        self.keeper, self._end_report, self._searched_bytes = None, {}, self._log.stat().st_size
         self._start_process(anew=False)
 
     def _start_process(self, *, anew: bool) -> None:
@@ -115,13 +115,13 @@ class RunningCompanion(SupervisedProcess):
         self._log_start(self._command)
 
     def _start_in_cell(self, *, anew: bool) -> None:
-        self._cell = self._make_cell()
-        wall = self._cell.program
+        self._sandbox_cell = self._make_cell()
+        wall = self._sandbox_cell.program
         # The process that starts the sandbox is its first process. Its variables can be read inside, so it gets none.
         try:
             self._start_keeper(wall.argv, "/", {}, anew=anew, descriptors=wall.descriptors, user=wall.user)
         finally:
-            self._cell.start_forwarding()
+            self._sandbox_cell.start_forwarding()
             if self.keeper is None:
                 self._end_cell()
 
@@ -145,8 +145,10 @@ class RunningCompanion(SupervisedProcess):
         while not self.is_ready():
             if self.is_over():
                 raise self._make_error(f"The service {self.name} ended before it was ready{self._read_end()}.")
-            if self._cell is not None and self._cell.port_problem:
-                raise self._make_error(f"The service {self.name} cannot get its port: {self._cell.port_problem}.")
+            if self._sandbox_cell is not None and self._sandbox_cell.port_problem:
+                raise self._make_error(
+                    f"The service {self.name} cannot get its port: {self._sandbox_cell.port_problem}."
+                )
             if time.monotonic() > deadline:
                 raise self._make_error(
                     f"The service {self.name} was not ready within {self._companion.timeout:g} s.",
@@ -162,9 +164,9 @@ class RunningCompanion(SupervisedProcess):
         self._end_cell()
 
     def _end_cell(self) -> None:
-        if self._cell is not None:
-            self._cell.close()
-            self._cell = None
+        if self._sandbox_cell is not None:
+            self._sandbox_cell.close()
+            self._sandbox_cell = None
 
     def _is_answering(self) -> bool:
         return self._has_ready_address and not find_connection_problem(str(self._companion.ready))
@@ -178,7 +180,7 @@ class RunningCompanion(SupervisedProcess):
         ready = self._companion.ready
         if not ready:
             return True
-        if self._cell is not None and not self._cell.is_open:
+        if self._sandbox_cell is not None and not self._sandbox_cell.is_open:
             return False  # another run's service may answer at the address
         if self._has_ready_address:
             return self._is_answering()
@@ -232,7 +234,7 @@ class RestartWatcher:
 
     def __init__(self, running: Sequence[tuple[RunningCompanion, int]]) -> None:
         self._processes = [WatchedProcess(each, max_restarts) for each, max_restarts in running]
-        self._over = threading.Event()
+        self._is_over = threading.Event()
 
     @contextmanager
     def run_watcher(self) -> Iterator[None]:
@@ -243,22 +245,22 @@ class RestartWatcher:
         try:
             yield
         finally:
-            self._over.set()
+            self._is_over.set()
             if self._processes:
                 thread.join()
 
     def _watch_processes(self) -> None:
-        while not self._over.wait(_RESTART_POLL_S):
-            for each in self._processes:
-                if not self._over.is_set():  # another may have taken long to end
-                    each.check_process(time.monotonic())
+        while not self._is_over.wait(_RESTART_POLL_S):
+            for process in self._processes:
+                if not self._is_over.is_set():  # another may have taken long to end
+                    process.check_process(time.monotonic())
 
 
 class WatchedProcess:
     """Decides when one companion is restarted, and when ajet stops restarting it."""
 
-    def __init__(self, companion: RunningCompanion, most: int) -> None:
-        self._companion, self._max_restarts = companion, most
+    def __init__(self, companion: RunningCompanion, limit: int) -> None:
+        self._companion, self._max_restarts = companion, limit
         self._restarts, self._started_at = 0, time.monotonic()
         self._restart_at: float | None = None
         """Time of the next restart; None while the process runs."""
@@ -284,7 +286,10 @@ class WatchedProcess:
     def _update_state(self, now: float) -> None:
         if self._restart_at is not None:
             if now >= self._restart_at:
-                self._restart_at, self._started_at, self._ready_since, self._is_late = None, now, None, False
+                self._restart_at = None
+                self._started_at = now
+                self._ready_since = None
+                self._is_late = False
                 self._companion.restart()
         elif self._companion.is_over():
             self._handle_end(now)

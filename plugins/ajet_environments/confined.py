@@ -98,7 +98,7 @@ class ServiceCell:
 
     def __init__(self, companion: Companion, arguments: list[str], folder: Path) -> None:
         port = _parse_port(companion)
-        assert port is not None, "require_confinable"
+        assert port is not None, "require_confinable refuses a URL without a port"
         remove_dead_doors(FOLDER_PREFIX, "door")
         self._root = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         self._root.chmod(0o711)
@@ -106,7 +106,7 @@ class ServiceCell:
         """`is_open`: True once the port forwards. `port_problem`: why the port cannot be used, if another process took
         it."""
         self._ready_fd: int | None = None
-        self._loop, self._closing = asyncio.new_event_loop(), asyncio.Event()
+        self._loop, self._is_closing = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(target=self._serve_port, name="ajet-service-door", daemon=True)
         self._listener = socket.socket()
         inside_socket = socket.socket(socket.AF_UNIX)
@@ -151,7 +151,7 @@ class ServiceCell:
             return
         if self._thread.is_alive():
             with suppress(RuntimeError):  # it has just ended
-                self._loop.call_soon_threadsafe(self._closing.set)
+                self._loop.call_soon_threadsafe(self._is_closing.set)
             self._thread.join()
         self._loop.close()
         self._listener.close()
@@ -175,7 +175,7 @@ class ServiceCell:
             answers = asyncio.Event()
             assert self._ready_fd is not None
             self._loop.add_reader(self._ready_fd, answers.set)
-            closed = asyncio.create_task(self._closing.wait())
+            closed = asyncio.create_task(self._is_closing.wait())
             await asyncio.wait([closed, asyncio.create_task(answers.wait())], return_when=asyncio.FIRST_COMPLETED)
             self._loop.remove_reader(self._ready_fd)
             if not closed.done() and os.read(self._ready_fd, 1):  # else it ended before it answered
@@ -204,7 +204,7 @@ def _parse_port(companion: Companion) -> int | None:
 
 
 def _resolve_shown(companion: Companion, folder: Path) -> list[Path]:
-    return [(folder / Path(each).expanduser()).resolve() for each in companion.shows]
+    return [(folder / Path(path).expanduser()).resolve() for path in companion.shows]
 
 
 def _build_limits() -> Limits:

@@ -29,7 +29,7 @@ from ajet.train.parts import RunParts, pins_of
 from ajet_gepa.prompt_key import PromptKey
 
 COMPONENT = "prompt"
-"""GEPA's name of the optimized text."""
+"""Name by which GEPA refers to the optimized text."""
 LONGEST_PART = 2000
 """Characters of a message, or of a task's metadata, that the reflecting model gets."""
 CANDIDATES = "candidates.jsonl"
@@ -46,11 +46,13 @@ class PromptAdapter(GEPAAdapter[PlacedTask, ReflectedAttempt, float]):
     propose_new_texts = None
 
     def __init__(self, parts: RunParts, run: RunDirectory, key: PromptKey, selection: Sequence[PlacedTask]) -> None:
-        self._parts, self._run, self._key = parts, run, key
+        self._parts = parts
+        self._run = run
+        self._key = key
         self._selection = {order for order, _ in selection}
         self._repeats = parts.experiment.ajet.validation_repeats
         self._step = self._attempts = 0
-        self._lowest = 0.0
+        self._lowest_reward = 0.0
         self._names: dict[str, int] = {}
 
     def evaluate(
@@ -107,17 +109,17 @@ class PromptAdapter(GEPAAdapter[PlacedTask, ReflectedAttempt, float]):
 
     def _score_episode(self, episode: Episode) -> float:
         """Return the reward; a failure or a missing score counts as the lowest reward so far, at most 0."""
-        return episode.reward if episode.scored and episode.reward is not None else self._lowest
+        return episode.reward if episode.scored and episode.reward is not None else self._lowest_reward
 
     def _score_group(self, group: Group) -> float:
         rewards = [each.reward for each in group.episodes if each.scored and each.reward is not None]
-        self._lowest = min([self._lowest, *rewards])
+        self._lowest_reward = min([self._lowest_reward, *rewards])
         return fmean(self._score_episode(episode) for episode in group.episodes)
 
     def _record_evaluation(self, text: str, groups: Sequence[Group], scores: Sequence[float]) -> None:
         step, selects = self._step - 1, groups[0].order in self._selection
         split: Split = "validation" if selects else "train"
-        episodes = [replace(each, split=split, step=step) for each in list_episodes(groups)]
+        episodes = [replace(episode, split=split, step=step) for episode in list_episodes(groups)]
         self._run.episodes.write(step, split, episodes)
         self._run.metrics.log(step, validation_metrics(groups) if selects else episode_metrics(episodes, "train"))
         self._run.status.set(phase="validation", step=step)

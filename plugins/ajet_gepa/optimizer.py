@@ -61,7 +61,7 @@ class PromptOptions:
     perfect: float = 1.0
     """Reward at which an attempt cannot be improved."""
     evaluation: EvaluationOptions = EvaluationOptions()
-    """Sampling of all attempts, and number of held-out tasks."""
+    """Sampling parameters of all attempts, and the number of held-out tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,22 +188,24 @@ class _Reflector:
 
 
 def _write_result(
-    run: RunDirectory, options: PromptOptions, start: str, best: str, found: GEPAResult[Any, Any]
+    run: RunDirectory, options: PromptOptions, start: str, best: str, result: GEPAResult[Any, Any]
 ) -> None:
     candidates = [
         {"prompt": candidate["prompt"], "score": score, "parents": parents}
-        for candidate, score, parents in zip(found.candidates, found.val_aggregate_scores, found.parents, strict=True)
+        for candidate, score, parents in zip(
+            result.candidates, result.val_aggregate_scores, result.parents, strict=True
+        )
     ]
     summary = {
         "key": options.key, "reflector": options.reflector, "start": start, "best": best,
-        "attempts": found.total_metric_calls, "candidates": candidates,
+        "attempts": result.total_metric_calls, "candidates": candidates,
     }  # fmt: skip
     write_atomically(run.path / SUMMARY, run.redact(dumps(summary)) + "\n")
     write_atomically(run.path / BEST, run.redact(best))
-    scores = found.val_aggregate_scores
+    scores = result.val_aggregate_scores
     print_line(
-        f"{counted(len(candidates), 'prompt')} after {counted(found.total_metric_calls or 0, 'attempt')}; reward on "
-        f"the selection tasks: start {scores[0]:.3g}, best {scores[found.best_idx]:.3g}"
+        f"{counted(len(candidates), 'prompt')} after {counted(result.total_metric_calls or 0, 'attempt')}; reward on "
+        f"the selection tasks: start {scores[0]:.3g}, best {scores[result.best_idx]:.3g}"
     )
 
 
@@ -216,7 +218,7 @@ def _evaluate_prompts(
         with_prompt = key.set_text(experiment, text)
         models = [replace(model, label=label) for model in choose_models(["base"], with_prompt, None)]
         results.append(evaluate_models(with_prompt, models, options.evaluation))
-    evaluated = tuple(each for result in results for each in result.evaluated)
+    evaluated = tuple(model_scores for result in results for model_scores in result.evaluated)
     lowest = min(each.scores.lowest for each in evaluated)
     same_scale = tuple(replace(each, scores=replace(each.scores, lowest=lowest)) for each in evaluated)
     return replace(results[0], evaluated=same_scale)

@@ -32,7 +32,7 @@ def list_services(experiment: Experiment) -> Iterator[RequiredService]:
         models, key = [read_named_model(experiment)], KEY
     yield RequiredService(
         "judge",
-        " or ".join(dict.fromkeys(each.place for each in models)),
+        " or ".join(dict.fromkeys(model.place for model in models)),
         key,
         partial(explain_no_model, models, named="judge"),
         f"an OpenAI-compatible server that has {models[0].model}, or one of the further models",

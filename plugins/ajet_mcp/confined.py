@@ -46,7 +46,7 @@ def require_sandbox(servers: Sequence[Server]) -> None:
         ConfigError: this machine has no sandbox for a confined server, or an image is missing.
     """
     require_images(servers)
-    confined = [each.name for each in servers if each.confined]
+    confined = [server.name for server in servers if server.confined]
     if not confined:
         return
     try:
@@ -69,20 +69,20 @@ class Workdir:
 
     def __init__(self) -> None:
         self._root: HeldFolder | None = None
-        self._made: tuple[Path, int | None] | None = None
+        self._folder_and_user: tuple[Path, int | None] | None = None
 
     def made(self) -> tuple[Path, int | None]:
         """Create the folder on first use. Return (folder, user id, or None for the current user)."""
-        if self._made is None:
+        if self._folder_and_user is None:
             self._root, uid = HeldFolder("ajet-tools-", mode=0o711), choose_uid()
-            self._made = make_workdir(self._root.path, "work", uid), uid
-        return self._made
+            self._folder_and_user = make_workdir(self._root.path, "work", uid), uid
+        return self._folder_and_user
 
     def remove(self) -> None:
         """Remove the folder and its content. Idempotent."""
         if self._root is not None:
             self._root.remove()
-        self._root = self._made = None
+        self._root = self._folder_and_user = None
 
 
 def _resolve_word(word: str, folder: Path) -> str:

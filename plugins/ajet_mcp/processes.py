@@ -40,10 +40,14 @@ class ServerProcess:
     """A tool server running as a child process, with its pipes. Used on the tools' event loop only."""
 
     def __init__(self, name: str, process: Child, mark: str, container: Contained | None = None) -> None:
-        self.name, self.stdin, self.stdout = name, process.stdin, process.stdout
-        self._process, self._mark, self._container = process, mark, container
+        self.name = name
+        self.stdin = process.stdin
+        self.stdout = process.stdout
+        self._process = process
+        self._env_mark = mark
+        self._container = container
         self._stderr_tail = self.head = b""
-        self._listening = asyncio.create_task(self._read_errors(process.stderr))
+        self._stderr_task = asyncio.create_task(self._read_errors(process.stderr))
 
     @classmethod
     async def start(cls, server: Server) -> ServerProcess:
@@ -134,13 +138,13 @@ class ServerProcess:
                 await asyncio.wait_for(self._process.wait(), patience)
                 break
         _signal_group(self._process.pid, signal.SIGKILL)
-        if self._mark:
-            await asyncio.to_thread(_end_marked, self._mark)
+        if self._env_mark:
+            await asyncio.to_thread(_end_marked, self._env_mark)
         # A container that ended with code 0 has removed itself.
         if self._container is not None and self._process.returncode != 0:
             with suppress(SandboxFailure):  # the next run removes a remaining container
                 await asyncio.to_thread(remove_container, self._container.program, self._container.name)
-        self._listening.cancel()
+        self._stderr_task.cancel()
         self._process.let_go()
 
     async def _read_errors(self, stream: asyncio.StreamReader) -> None:
@@ -209,8 +213,8 @@ async def _behind_walls(server: Server) -> Child:
     try:
         return await started(wall.argv, pass_fds=wall.descriptors, **settings)
     finally:
-        for each in wall.descriptors:
-            os.close(each)
+        for descriptor in wall.descriptors:
+            os.close(descriptor)
 
 
 def _signal_group(leader: int, number: int) -> None:
@@ -259,23 +263,25 @@ class Child:
     stderr: StreamReader
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.pid, self._process, self._ended = process.pid, process, asyncio.Event()
+        self.pid = process.pid
+        self._process = process
+        self._has_ended = asyncio.Event()
         self._loop, self._pipes = asyncio.get_running_loop(), list[BaseTransport]()
         threading.Thread(target=self._wait_for_exit, name=f"waits for {process.pid}", daemon=True).start()
 
     @property
     def returncode(self) -> int | None:
         """The exit code as in `subprocess`; None while the process runs."""
-        return self._process.returncode if self._ended.is_set() else None
+        return self._process.returncode if self._has_ended.is_set() else None
 
     async def wait(self) -> None:
         """Wait until the process has ended."""
-        await self._ended.wait()
+        await self._has_ended.wait()
 
     def let_go(self) -> None:
         """Close this side of the pipes, even if another process still holds the other ends."""
-        for each in self._pipes:
-            each.close()
+        for pipe in self._pipes:
+            pipe.close()
 
     async def connect(self) -> None:
         """Connect the pipes to the event loop."""
@@ -297,7 +303,7 @@ class Child:
     def _wait_for_exit(self) -> None:
         self._process.wait()
         with suppress(RuntimeError):  # the loop is closed, without waiters
-            self._loop.call_soon_threadsafe(self._ended.set)
+            self._loop.call_soon_threadsafe(self._has_ended.set)
 
 
 async def started(command: Sequence[str], **settings: Any) -> Child:

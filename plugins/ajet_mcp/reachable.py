@@ -68,7 +68,7 @@ def list_browse_models(experiment: Experiment) -> Iterator[RequiredService]:
     first = agent.models[0]
     yield RequiredService(
         "model of the browse agent",
-        " or ".join(dict.fromkeys(each.place for each in agent.models)),
+        " or ".join(dict.fromkeys(model.place for model in agent.models)),
         AGENT_CONFIG if experiment.ajet.environment.agent_config else SWITCH,
         partial(explain_no_model, agent.models, named="browse agent"),
         f"an OpenAI-compatible server that has {first.model}, or one of the further models",

@@ -61,7 +61,7 @@ class RunningEnvironment:
             return False
         if self.host not in ("0.0.0.0", "::"):
             return parts.hostname == self.host or {parts.hostname, self.host} <= LOOPBACK
-        own_addresses = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
+        own_addresses = {found.address for addresses in psutil.net_if_addrs().values() for found in addresses}
         return parts.hostname in own_addresses or is_loopback(parts.hostname)
 
     def write(self) -> None:
@@ -113,9 +113,9 @@ def running(name: str) -> RunningEnvironment | None:
 def all_running() -> list[RunningEnvironment]:
     """Return all running environments, sorted by name."""
     environments = (running(path.stem) for path in sorted(state_folder().glob("*.json")))
-    return [each for each in environments if each is not None]
+    return [environment for environment in environments if environment is not None]
 
 
 def token_for(url: str) -> str:
     """Return the token of the local environment with this address, or ""."""
-    return next((each.token for each in all_running() if each.answers(url)), "")
+    return next((environment.token for environment in all_running() if environment.answers(url)), "")

@@ -78,7 +78,7 @@ class Server:
     shows: tuple[Path, ...] = ()
     """Folders readable by a confined server."""
     image: str = ""
-    """Container image (`images.py`); `command` then holds its arguments."""
+    """Container image (`images.py`); `command` is then the list of its arguments."""
     network: str = "none"
     """Network of the container, by the engine's name."""
     resources: Resources = Resources()
@@ -169,6 +169,7 @@ class _Entry(BaseModel):
 
     @model_validator(mode="after")
     def _one_way(self) -> _Entry:
+        """Check that a server is given in one way (URL, command or image), with options that this way supports."""
         if [self.url, self.command, self.image].count(None) != 2:
             raise ValueError("expected exactly one of url, command, image")
         if self.shared and self.url is not None:
@@ -215,7 +216,7 @@ def _read_servers(use: str, base: Path) -> tuple[Server, ...]:
         )
     parsed = [server_from(str(name), entry, file) for name, entry in entries.items()]
     servers = tuple(each for each in parsed if each is not None)
-    if free := next((each for each in servers if each.not_held), None):
+    if free := next((server for server in servers if server.not_held), None):
         raise ConfigError(
             f"The limits {' and '.join(free.not_held)} of the server {free.name} cannot be enforced for a command.",
             where=f"{file}: mcpServers.{free.name}.resources",
@@ -256,7 +257,7 @@ def server_from(name: str, entry: Any, file: Path) -> Server | None:
         timeout=parsed.client_session_timeout_seconds or parsed.timeout,
         shared=parsed.shared,
         confined=parsed.confined,
-        shows=tuple((folder / Path(each).expanduser()).absolute() for each in parsed.shows),
+        shows=tuple((folder / Path(path).expanduser()).absolute() for path in parsed.shows),
         image=parsed.image or "",
         network=parsed.network,
         resources=parsed.resources,

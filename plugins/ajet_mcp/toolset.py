@@ -53,7 +53,7 @@ class _Place:
     tool: Tool
     server: str = ""
     session: Session | None = None
-    """None while only a recorded run knows the tool."""
+    """The session that calls the tool. None for a tool that only the replayed run has."""
     browsed: bool = False
     """True if long results are condensed."""
 
@@ -81,11 +81,14 @@ class Toolset:
         browse: Condenser | None = None,
         replay: Replays | None = None,
     ) -> None:
-        self._keep, self._count, self._result_tokens, self._images = keep, count, result_tokens, images
+        self._keep = keep
+        self._count = count
+        self._result_tokens = result_tokens
+        self._images = images
         self._browse, self._replay = browse, replay
-        self._serve: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._open_sessions: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Opens the sessions later; None if the sessions are open."""
-        self._serving = asyncio.Lock()
+        self._open_lock = asyncio.Lock()
         self._workdir = Workdir()
         self._sessions: list[Session] = []
         self.places: dict[str, _Place] = {}
@@ -131,7 +134,7 @@ class Toolset:
                 await toolset._open_servers(servers, limits or Limits())
             else:
                 toolset._take_recorded(recorded)
-                toolset._serve = partial(toolset._open_servers, servers, limits or Limits())
+                toolset._open_sessions = partial(toolset._open_servers, servers, limits or Limits())
             if pin is not None:
                 toolset.definitions = pin(toolset.definitions)
         except BaseException:
@@ -146,7 +149,7 @@ class Toolset:
 
     @property
     def _list_offered(self) -> list[str]:
-        return [each["function"]["name"] for each in self.definitions]
+        return [definition["function"]["name"] for definition in self.definitions]
 
     @property
     def pinned(self) -> PinnedTools:
@@ -218,11 +221,11 @@ class Toolset:
         sessions, self._sessions = self._sessions, []
 
         async def end() -> None:
-            results = await asyncio.gather(*(each.close() for each in sessions), return_exceptions=True)
+            results = await asyncio.gather(*(session.close() for session in sessions), return_exceptions=True)
             await asyncio.to_thread(self._workdir.remove)  # in a thread: the model may have written many files
-            for each in results:
-                if isinstance(each, BaseException):
-                    raise each
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
 
         await on_tools_loop(end(), to_the_end=True)
 
@@ -263,8 +266,8 @@ class Toolset:
     def _take_recorded(self, recorded: Sequence[Mapping[str, Any]]) -> None:
         """Offer the tools of the recorded run, without starting a server."""
         self.definitions = [dict(each) for each in recorded]
-        for each in self.definitions:
-            function = each["function"]
+        for definition in self.definitions:
+            function = definition["function"]
             name = function["name"]
             tool = Tool(name, function.get("description", ""), function.get("parameters") or {})
             browsed = self._browse is not None and self._browse.wants(name, name.rpartition("__")[2])
@@ -291,10 +294,10 @@ class Toolset:
         """
 
         async def serve() -> None:
-            async with self._serving:
-                if self._serve is not None:
-                    await self._serve()
-                    self._serve = None
+            async with self._open_lock:
+                if self._open_sessions is not None:
+                    await self._open_sessions()
+                    self._open_sessions = None
 
         await on_tools_loop(serve())
         return self.places[name]

@@ -13,7 +13,11 @@ from typing import Any
 from ajet.store.contract import Lease
 from ajet.store.shared import EXPIRED
 
-WAITING, RUNNING, CLOSED, OVER, DEAD = "waiting", "running", "completed", "over", "dead"
+WAITING = "waiting"
+RUNNING = "running"
+CLOSED = "completed"
+OVER = "over"
+DEAD = "dead"
 MADE, FREE = "made", "free"
 """States of positions that were never leased: a MADE one cannot be leased yet, a FREE one can."""
 NEVER_HAD = (MADE, FREE)
@@ -87,14 +91,14 @@ def match_earlier_trainers(latest: int) -> Document:
     return {"status": RUNNING, "trainer": {"$gt": 0, "$lt": latest}}
 
 
-def record_failure(reason: str, most: int) -> Update:
-    """Return the update after a failed attempt: the position waits for another lease, or is dead after `most` failures.
+def record_failure(reason: str, limit: int) -> Update:
+    """Return the update after a failed attempt: the position can be leased again, or is dead after `limit` failures.
 
     Args:
         reason: text of the failure.
-        most: number of failures after which a position is not leased any more.
+        limit: number of failures after which a position is not leased any more.
     """
-    state = {"$cond": [{"$lt": [{"$size": "$reasons"}, most]}, WAITING, DEAD]}
+    state = {"$cond": [{"$lt": [{"$size": "$reasons"}, limit]}, WAITING, DEAD]}
     reasons = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
     return [{"$set": {"reasons": reasons}}, {"$set": {"status": state}}]
 
@@ -115,9 +119,9 @@ def match_record(order: int, record: str) -> Document:
     return {"_id": order, "status": {"$nin": [OVER, DEAD]}, "ends.record": record}
 
 
-def record_expiry(most: int) -> Update:
+def record_expiry(limit: int) -> Update:
     """Return the update after a lease expired, which counts as a failed attempt."""
-    return record_failure(EXPIRED, most)
+    return record_failure(EXPIRED, limit)
 
 
 def build_put(lease: Lease, ends: Sequence[Mapping[str, Any]], about: Mapping[str, Any], seconds: float) -> Update:

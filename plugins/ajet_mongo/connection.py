@@ -128,7 +128,7 @@ class MongoConnection:
 
     def find_with_ages(self, name: str, wanted: Mapping[str, Any], *times: str) -> list[dict[str, Any]]:
         """Find documents with the seconds since each of the `times`, by the server's clock, as `TIME_age`."""
-        ages = {f"{each}_age": {"$divide": [{"$subtract": ["$$NOW", f"${each}"]}, 1000]} for each in times}
+        ages = {f"{time}_age": {"$divide": [{"$subtract": ["$$NOW", f"${time}"]}, 1000]} for time in times}
         return self.run_durable(lambda base: list(base[name].aggregate([{"$match": wanted}, {"$addFields": ages}])))
 
     def close(self) -> None:

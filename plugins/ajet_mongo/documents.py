@@ -104,7 +104,7 @@ def parse_documents(
         row = json.loads(zlib.decompress(parts["row"]))
     else:
         row = {**record["meta"], "messages": record["traj"], "tools": record["tools"]}
-        row["calls"] = [{**each["request"], **each["response"]} for each in sorted(calls, key=_read_index)]
+        row["calls"] = [{**call["request"], **call["response"]} for call in sorted(calls, key=_read_index)]
         row["timelines"] = [each["timeline"] for each in sorted(data, key=_read_index)]
         if record.get("marked"):
             row = _unmark_keys(row)
@@ -170,6 +170,7 @@ def _build_about(episode: Episode, row: Mapping[str, Any], lease: Lease) -> Docu
 def _build_native(
     about: Document, row: dict[str, Any], packed: bytes, line: str, played: Sequence[Call]
 ) -> Documents | None:
+    """Return the documents of an episode with its fields as MongoDB fields, so that queries can select by them."""
     name, score = about["_id"], about["score"]
     marked = '"$' in line or f'"{MARK}' in line
     if marked:
@@ -260,7 +261,7 @@ def _split_chunks(name: str, kind: str, packed: bytes) -> list[Document]:
 
 
 def _join_chunks(blobs: Iterable[Document], kind: str) -> bytes:
-    return b"".join(bytes(each["data"]) for each in sorted(blobs, key=_read_index) if each["kind"] == kind)
+    return b"".join(bytes(blob["data"]) for blob in sorted(blobs, key=_read_index) if blob["kind"] == kind)
 
 
 def _read_index(document: Document) -> int:
@@ -270,13 +271,13 @@ def _read_index(document: Document) -> int:
 def _mark_keys(value: Any) -> Any:
     if isinstance(value, dict):
         return {f"{MARK}{key}" if key[:1] in ("$", MARK) else key: _mark_keys(each) for key, each in value.items()}
-    return [_mark_keys(each) for each in value] if isinstance(value, list) else value
+    return [_mark_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def _unmark_keys(value: Any) -> Any:
     if isinstance(value, dict):
         return {key[1:] if key[:1] == MARK else key: _unmark_keys(each) for key, each in value.items()}
-    return [_unmark_keys(each) for each in value] if isinstance(value, list) else value
+    return [_unmark_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def _clean_text(text: str) -> str:

@@ -206,6 +206,7 @@ def _survey_link(link: MongoConnection) -> list[Finding]:
 
 
 def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
+    """Return findings about a store's database: schema version, missing indexes, contents."""
     ledger = base[LEDGER].find_one(THE_LEDGER)
     if ledger is None:
         return [
@@ -302,7 +303,7 @@ class MongoReading:
         if steps:
             query["uses.step"] = {"$in": list(steps)}
         tasks = self._link.find(TASK, query, {"_id": 1, "uses": 1})
-        return [each["_id"] for each in tasks if not steps or {*list_steps(each, self._valid_commits)} & {*steps}]
+        return [task["_id"] for task in tasks if not steps or {*list_steps(task, self._valid_commits)} & {*steps}]
 
     def position(self, order: int) -> StoredPosition | None:
         """Read a position with its episodes, again if a writer replaces the episodes meanwhile.
@@ -317,7 +318,7 @@ class MongoReading:
         while document is not None:
             episodes = list(self._records.iterate_episodes(document))
             reread = self._find_position(order)
-            has_altered = any(isinstance(each, AlteredEpisodeError) for each in episodes)
+            has_altered = any(isinstance(episode, AlteredEpisodeError) for episode in episodes)
             # With other references to episodes (`ends`) by now, the error came from the change, not from damage.
             if reread is None or reread["ends"] == document["ends"] or not has_altered:
                 break

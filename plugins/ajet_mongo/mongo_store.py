@@ -71,14 +71,16 @@ class MongoStore:
         more = {} if patience is None else {"patience": patience}
         later = who.unreachable_timeout if patience is None else patience
         self.link = MongoConnection(uri, database, login, later, **more)
-        self._seconds, self._most, self._redact = who.lease_seconds, who.max_attempts, who.redact or Redactor({})
+        self._lease_seconds = who.lease_seconds
+        self._max_attempts = who.max_attempts
+        self._redact = who.redact or Redactor({})
         self.records = EpisodeRecords(self.link, self._redact)
         self._lock = threading.RLock()
         self._name = f"process {os.getpid()}"
-        self._count: int | None = None
+        self._epoch_task_count: int | None = None
         """Number of tasks of an epoch, once the trainer has announced it."""
         self._ledger = Ledger(self.link)
-        self.positions = MongoPositions(self.link, self._ledger, self._seconds, who.max_attempts)
+        self.positions = MongoPositions(self.link, self._ledger, self._lease_seconds, who.max_attempts)
         if who.rolls:
             self._ledger.take_over(who.at, who.run)
             if who.settings:
@@ -129,10 +131,10 @@ class MongoStore:
         if not entries:
             return
         ends = self.records.build_ends(entries)
-        about = describe_task(entries[0].episode, self._redact, self._count)
+        about = describe_task(entries[0].episode, self._redact, self._epoch_task_count)
         for tried in range(MAX_TRIES):
             places = self.records.write_episodes(lease, entries, ends, is_acknowledged=tried > 0)
-            change = changes.build_put(lease, ends, about, self._seconds)
+            change = changes.build_put(lease, ends, about, self._lease_seconds)
             position = self.positions.name_records(lease, places, change)
             is_held = position.get("status") == RUNNING and position.get("fence") == lease.fence
             record_by_uuid = {end["uuid"]: end["record"] for end in position.get("ends") or ()}
@@ -173,7 +175,7 @@ class MongoStore:
         query = {"status": {"$in": [WAITING, RUNNING, CLOSED]}, "_id": {"$gte": 0}}
         tasks = self.link.find(TASK, query, {"_id": 1, "uses": 1})
         names = self._find_holding_commits(tasks)
-        return [each["_id"] for each in tasks if not list_steps(each, names)]
+        return [task["_id"] for task in tasks if not list_steps(task, names)]
 
     def use(
         self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
@@ -182,7 +184,7 @@ class MongoStore:
         self._end_positions(order_list, step, None, again)
         if advantages:
             tasks = self.link.find(TASK, {"_id": {"$in": order_list}}, {"ends": 1})
-            ends = [end for each in tasks for end in each["ends"] or ()]
+            ends = [end for task in tasks for end in task["ends"] or ()]
             by_record = {end["record"]: advantages[end["uuid"]] for end in ends if end["uuid"] in advantages}
             self.records.note_advantages(by_record, step)
 
@@ -210,9 +212,9 @@ class MongoStore:
             last = changes.match_last_use(self._ledger.list_held_commits())
             last["$elemMatch"]["step"] = {"$lte": step}
             tasks = self.link.find(TASK, {"status": OVER, "uses": last, "ends": {"$ne": None}}, {"ends": 1})
-            orders = [each["_id"] for each in tasks]
+            orders = [task["_id"] for task in tasks]
             for start in range(0, len(tasks), 100):
-                self.records.remove([end["record"] for each in tasks[start : start + 100] for end in each["ends"]])
+                self.records.remove([end["record"] for task in tasks[start : start + 100] for end in task["ends"]])
             self.link.update(TASK, {"_id": {"$in": orders}}, {"$set": {"ends": None, "scores": [], "reasons": []}})
             self.positions.raise_floor()
 
@@ -222,13 +224,13 @@ class MongoStore:
         if not lease_list:
             return
         each = [changes.match_lease(lease) for lease in lease_list]
-        self.link.update(TASK, {"$or": each}, [{"$set": changes.build_deadline(self._seconds)}])
+        self.link.update(TASK, {"$or": each}, [{"$set": changes.build_deadline(self._lease_seconds)}])
         still = {task["_id"] for task in self.link.find(TASK, {"$or": each}, {"_id": 1})}
         if lost := [lease.order for lease in lease_list if lease.order not in still]:
             raise LeaseLostError(f"positions {lost} are leased by another process, or finished")
 
     def fail(self, lease: Lease, reason: str) -> None:
-        failed = changes.record_failure(self._redact(reason), self._most)
+        failed = changes.record_failure(self._redact(reason), self._max_attempts)
         if not self.positions.change(changes.match_lease(lease), failed, done=(WAITING, DEAD)):
             raise _make_lost_error(lease)
 
@@ -242,12 +244,12 @@ class MongoStore:
     def dead(self) -> list[DeadLetter]:
         """Return the positions that are not leased any more because their attempts failed too often, in order."""
         tasks = self.link.find(TASK, {"status": DEAD})
-        return [DeadLetter(each["_id"], tuple(each["reasons"]), len(each["ends"])) for each in tasks]
+        return [DeadLetter(task["_id"], tuple(task["reasons"]), len(task["ends"])) for task in tasks]
 
     def revive(self, order: int) -> None:
         tasks = self.link.find(TASK, {"_id": order, "status": DEAD})
         # A lease of a position with changed episodes would fail each time.
-        altered = [each for each in tasks if not self.records.is_unchanged(each)]
+        altered = [task for task in tasks if not self.records.is_unchanged(task)]
         anew = {"ends": [], "scores": [], "whole": False} if altered else {}
         change: changes.Update = [{"$set": {"status": WAITING, "reasons": [], **anew}}]
         if not self.positions.change({"_id": order, "status": DEAD}, change, done=(WAITING, RUNNING)):
@@ -266,7 +268,7 @@ class MongoStore:
         if "policy" not in ledger:
             return None
         policy = Policy(**ledger["policy"])
-        self._count = policy.told.get(TASKS_KEY)
+        self._epoch_task_count = policy.told.get(TASKS_KEY)
         return AnnouncedPolicy(policy, ledger["policy_of"], ledger["policy_at_age"])
 
     def join(self, role: Role, name: str, details: Mapping[str, Any] | None = None) -> None:
@@ -282,10 +284,12 @@ class MongoStore:
         holds = self._count_groups([{"$match": {"status": RUNNING}}, {"$sortByCount": "$holder"}])
         documents = self.link.find_with_ages(MEMBERS, {}, "seen", "joined")
         members = []
-        for each in documents:
-            ages = each["seen_age"], each["joined_age"]
-            members.append(StoreMember(each["role"], each["_id"], *ages, holds.get(each["_id"], 0), each["told"]))
-        return sorted(members, key=lambda each: (each.role != "trainer", each.name))
+        for document in documents:
+            ages = document["seen_age"], document["joined_age"]
+            members.append(
+                StoreMember(document["role"], document["_id"], *ages, holds.get(document["_id"], 0), document["told"])
+            )
+        return sorted(members, key=lambda member: (member.role != "trainer", member.name))
 
     def depths(self) -> StoreDepths:
         with self._hold_lock():
@@ -335,7 +339,7 @@ class MongoStore:
         Args:
             least: Commits that always count. If the positions' uses refer to no others, only these are returned.
         """
-        if all(use["of"] in least for each in positions for use in each["uses"]):
+        if all(use["of"] in least for position in positions for use in position["uses"]):
             return set(least)
         self._ledger.refresh()
         return {*self._ledger.list_held_commits(), self._ledger.open, *least}
@@ -355,7 +359,7 @@ class MongoStore:
             staying = {"_id": {"$in": stay}, "status": CLOSED, "ends.0": {"$exists": True}}
             tasks = self.link.find(TASK, {"$or": [ending, staying]}, {"uses": 1})
             names = self._find_holding_commits(tasks)
-            free = {each["_id"] for each in tasks if max(list_steps(each, names), default=-1) < step}
+            free = {task["_id"] for task in tasks if max(list_steps(task, names), default=-1) < step}
             if foreign := [order for order in order_list if order not in free]:
                 raise LeaseLostError(
                     f"step {step} cannot use the groups at the positions {foreign}: their leases expired, or a "
@@ -392,7 +396,7 @@ class MongoStore:
     def _drop_unusable(self, usable: Usable) -> None:
         query = {"status": {"$in": [WAITING, CLOSED]}, "ends.0": {"$exists": True}}
         tasks = self.link.find(TASK, query)
-        names = {each["_id"]: [end["record"] for end in each["ends"]] for each in tasks}
+        names = {task["_id"]: [end["record"] for end in task["ends"]] for task in tasks}
         for lease in self.records.build_leases(tasks, self._find_holding_commits(tasks)):
             if not lease.used and not usable(lease.attempts):
                 anew = {"$set": {"status": WAITING, "whole": False, "ends": [], "scores": []}}

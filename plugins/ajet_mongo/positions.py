@@ -46,8 +46,11 @@ class MongoPositions:
         most: number of failed attempts after which a position is not leased any more.
     """
 
-    def __init__(self, link: MongoConnection, ledger: Ledger, seconds: float, most: int) -> None:
-        self._link, self._ledger, self._seconds, self._most = link, ledger, seconds, most
+    def __init__(self, link: MongoConnection, ledger: Ledger, seconds: float, limit: int) -> None:
+        self._link = link
+        self._ledger = ledger
+        self._lease_seconds = seconds
+        self._max_attempts = limit
         self._next = 0
         """Positions below this one were created, by this or another process."""
         self._none_left = True
@@ -73,10 +76,10 @@ class MongoPositions:
         """
         self.expired_at = time.monotonic()
         self._ledger.refresh()
-        if self._link.outage.ended_within(self._seconds):
+        if self._link.outage.ended_within(self._lease_seconds):
             return
         latest = self._ledger.trainer
-        self._link.update(TASK, changes.match_expired(), changes.record_expiry(self._most))
+        self._link.update(TASK, changes.match_expired(), changes.record_expiry(self._max_attempts))
         self._link.update(TASK, changes.match_earlier_trainers(latest), [{"$set": {"status": WAITING}}])
 
     def claim(self, holder: str, wanted: Document, *, upsert: bool = False) -> Document | None:
@@ -93,7 +96,7 @@ class MongoPositions:
         from pymongo import ReturnDocument
 
         mark, tries = uuid.uuid4().hex, 0
-        change = changes.build_claim(holder, self._ledger.own, self._seconds, mark)
+        change = changes.build_claim(holder, self._ledger.own, self._lease_seconds, mark)
         options: dict[str, Any] = {"sort": [("_id", 1)], "return_document": ReturnDocument.AFTER, "upsert": upsert}
 
         def once(base: Database[dict[str, Any]]) -> Document | None:
@@ -152,9 +155,9 @@ class MongoPositions:
         # Read the floor after the documents: a position below it was finished and forgotten, and now created again.
         self._ledger.refresh_floor()
         floor = self._ledger.floor
-        these = {"status": MADE, "mark": {"$in": [each["mark"] for each in new_positions]}}
-        late = [each["_id"] for each in new_positions if each["_id"] < floor]
-        fresh = [each["_id"] for each in new_positions if each["_id"] >= floor]
+        these = {"status": MADE, "mark": {"$in": [position["mark"] for position in new_positions]}}
+        late = [position["_id"] for position in new_positions if position["_id"] < floor]
+        fresh = [position["_id"] for position in new_positions if position["_id"] >= floor]
         if late:
             self._link.run_quick(lambda base: base[TASK].delete_many({**these, "_id": {"$in": late}}))
         if fresh:
@@ -173,7 +176,9 @@ class MongoPositions:
         def insert(base: Database[dict[str, Any]]) -> None:
             mark = uuid.uuid4().hex
             try:
-                base[TASK].insert_many([{"_id": each, "status": MADE, "mark": mark} for each in orders], ordered=False)
+                base[TASK].insert_many(
+                    [{"_id": order, "status": MADE, "mark": mark} for order in orders], ordered=False
+                )
             except BulkWriteError as error:
                 if any(each["code"] != DUPLICATE for each in (error.details or {})["writeErrors"]):
                     raise
@@ -183,7 +188,7 @@ class MongoPositions:
     def find_last(self) -> int:
         """Return the highest position that has or had a document, or -1 without one."""
         tasks = self._link.find(TASK, {"_id": {"$gte": 0}}, {"_id": 1}, order=-1, limit=1)
-        return max(self._ledger.floor - 1, *(each["_id"] for each in tasks), -1)
+        return max(self._ledger.floor - 1, *(task["_id"] for task in tasks), -1)
 
     def find_first_unclaimed(self) -> int:
         """Return the first position of the training order that was never leased."""

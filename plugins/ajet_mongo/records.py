@@ -121,24 +121,24 @@ class EpisodeRecords:
             positions: documents of positions; None is skipped.
             names: names of the valid commits, which decide the steps that used a position.
         """
-        tasks = [each for each in positions if each is not None]
-        records = [end["record"] for each in tasks for end in each["ends"]]
+        tasks = [position for position in positions if position is not None]
+        records = [end["record"] for task in tasks for end in task["ends"]]
         parts = self._load_parts(records) if records else {}
         leases = []
-        for each in tasks:
-            read_attempts = [self._read_episode(parts, each["_id"], end) for end in each["ends"]]
+        for task in tasks:
+            read_attempts = [self._read_episode(parts, task["_id"], end) for end in task["ends"]]
             episodes = tuple(attempt for attempt in read_attempts if isinstance(attempt, Kept))
             if len(episodes) == len(read_attempts):
-                leases.append(Lease(each["_id"], each["fence"], episodes, list_steps(each, names)))
+                leases.append(Lease(task["_id"], task["fence"], episodes, list_steps(task, names)))
                 continue
             record, altered = next(
                 (end["record"], attempt)
-                for end, attempt in zip(each["ends"], read_attempts, strict=True)
+                for end, attempt in zip(task["ends"], read_attempts, strict=True)
                 if not isinstance(attempt, Kept)
             )
             reason = self._redact(str(altered))
-            if self._link.update(TASK, match_record(each["_id"], record), mark_dead(reason)):
-                logger.warning("the task at position {} is given up: {}", each["_id"], reason)
+            if self._link.update(TASK, match_record(task["_id"], record), mark_dead(reason)):
+                logger.warning("the task at position {} is given up: {}", task["_id"], reason)
         return leases
 
     def iterate_episodes(self, position: Document) -> Iterator[Kept | AlteredEpisodeError]:
@@ -148,7 +148,7 @@ class EpisodeRecords:
 
     def is_unchanged(self, position: Document) -> bool:
         """Return True if no episode of a position was altered in MongoDB since it was written."""
-        return not any(isinstance(each, AlteredEpisodeError) for each in self.iterate_episodes(position))
+        return not any(isinstance(episode, AlteredEpisodeError) for episode in self.iterate_episodes(position))
 
     def note_uses(self, positions: Iterable[Document], names: Collection[str]) -> None:
         """Copy the steps that used a position into its episodes' records, for other readers of the database.
@@ -160,9 +160,9 @@ class EpisodeRecords:
             names: names of the valid commits.
         """
         orders_by_use: dict[tuple[tuple[int, ...], str | None], list[int]] = defaultdict(list)
-        for each in positions:
-            reasons = [use["reason"] for use in each["uses"] if use["of"] in names and use["reason"] is not None]
-            orders_by_use[list_steps(each, names), reasons[-1] if reasons else None].append(each["_id"])
+        for position in positions:
+            reasons = [use["reason"] for use in position["uses"] if use["of"] in names and use["reason"] is not None]
+            orders_by_use[list_steps(position, names), reasons[-1] if reasons else None].append(position["_id"])
 
         def update_records(base: Database[dict[str, Any]]) -> None:
             for (steps, reason), orders in orders_by_use.items():

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     from ajet_mongo.connection import MongoConnection
 
-TASK, RECORD, CALL, DATA = "Task", "Record", "DispatchedSamplingTask", "DBRecordData"
+TASK = "Task"
+RECORD = "Record"
+CALL = "DispatchedSamplingTask"
+DATA = "DBRecordData"
 BLOB = "Blob"
 VERSION = 5
 LEDGER, COMMITS, MEMBERS = "ajet_ledger", "ajet_commits", "ajet_members"

@@ -121,7 +121,7 @@ def _run_proxy(
         server.stop()
         while closed:
             _record_episode(*closed.popleft(), recording)
-        recording.log_metrics(last=True)
+        recording.log_metrics(is_last=True)
 
 
 def _record_episode(episode: Episode, file: Path, recording: EpisodeRecording) -> None:

@@ -93,9 +93,11 @@ def build_verdict(feedback: Sequence[Feedback]) -> Verdict | None:
     ratings = [each for each in feedback if each.is_rating]
     if not ratings:
         return None
-    scores = [each.score for each in ratings if each.reply is None and each.score is not None]
-    by_reply = {each.reply: each.score for each in ratings if each.reply is not None and each.score is not None}
+    scores = [rating.score for rating in ratings if rating.reply is None and rating.score is not None]
+    by_reply = {
+        rating.reply: rating.score for rating in ratings if rating.reply is not None and rating.score is not None
+    }
     reward = scores[-1] if scores else sum(by_reply.values()) / len(by_reply) if by_reply else None
-    likes = [each.liked for each in ratings if each.liked is not None]
-    details = {SCORER: [each.build_row() for each in ratings]}
+    likes = [rating.liked for rating in ratings if rating.liked is not None]
+    details = {SCORER: [rating.build_row() for rating in ratings]}
     return Verdict(reward, likes[-1] if likes else None, "said by people", details=details, scorer=SCORER)

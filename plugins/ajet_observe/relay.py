@@ -89,14 +89,16 @@ class ObservingRelay:
             timeout: Seconds without data from the endpoint before a timeout.
         """
         self._endpoint, self._sessions = endpoint.rstrip("/"), sessions
-        self._key, self._token_ids, self._timeout = key, token_ids, timeout
+        self._key = key
+        self._token_ids = token_ids
+        self._timeout = timeout
         self._log_limit = RateLimiter(_LOG_EVERY_S)
         self._salt = secrets.token_bytes(16)
         no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # a cookie of one client must not reach another
         limits = httpx.Limits(max_connections=None)
         self._client = httpx.AsyncClient(timeout=build_timeout(timeout), limits=limits, cookies=no_cookies)
         self._requests: set[asyncio.Task[Any]] = set()
-        self._writers: set[asyncio.Task[Any]] = set()
+        self._write_tasks: set[asyncio.Task[Any]] = set()
         self._is_closing = False
 
     @property
@@ -142,7 +144,7 @@ class ObservingRelay:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await asyncio.gather(*self._writers, return_exceptions=True)
+        await asyncio.gather(*self._write_tasks, return_exceptions=True)
         await self._client.aclose()
 
     async def _take_feedback(
@@ -176,6 +178,7 @@ class ObservingRelay:
     async def _pass_on(
         self, scope: Scope, headers: Headers, receive: Receive, send: Send, path: str, named: str | None
     ) -> None:
+        """Relay one request to the endpoint, and record it if it is a model call in a known dialect."""
         body = await read_body(scope, headers, receive)
         if body is None:
             return
@@ -217,7 +220,9 @@ class ObservingRelay:
                 reply = await self._finish_write(_run_function(copy.is_long, copy.build_body))
                 problem: str | None = copy.problem
                 if running is not None:
-                    running.row.said, running.row.problem, running.row.finish = reply, copy.problem, copy.finish
+                    running.row.said = reply
+                    running.row.problem = copy.problem
+                    running.row.finish = copy.finish
                     await self._finish_write(self._sessions.end(running))
                     problem = running.call.error
                 if problem and (copy.finish != "aborted" or copy.was_silent) and self._log_limit.is_due(problem):
@@ -231,8 +236,8 @@ class ObservingRelay:
         Otherwise the file would hold half a row.
         """
         task = asyncio.ensure_future(writing)
-        self._writers.add(task)
-        task.add_done_callback(self._writers.discard)
+        self._write_tasks.add(task)
+        task.add_done_callback(self._write_tasks.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:

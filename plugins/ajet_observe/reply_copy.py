@@ -44,25 +44,29 @@ class ReplyCopy:
         self.problem = ""
         self.finish: FinishReason | None = None
         self.is_cut = False
-        """True if the client must notice that the rest is missing."""
+        """True if the endpoint's reply ended early, so the connection to the client must be broken off, too."""
         self.was_silent = False
-        """True if the client left an endpoint that had been silent for a while."""
+        """True if the client disconnected after waiting long for an endpoint that sent nothing."""
         self._dialect, self._redact = dialect, redact
         self._stream: RemoteStream | None = None
-        self._parts: list[bytes] = []
-        self._size, self._status, self._redirect = 0, 200, ""
+        self._body_parts: list[bytes] = []
+        self._body_size = 0
+        self._status = 200
+        self._redirect = ""
         self._decompressor: Any = None
         self._received_at = time.monotonic()
 
     @property
     def is_long(self) -> bool:
         """True if `build_body` is slow enough to need a thread."""
-        return self._size > LONG_BYTES
+        return self._body_size > LONG_BYTES
 
     def note_leave(self) -> None:
         """Record that the client has left."""
         silence = time.monotonic() - self._received_at
-        self.problem, self.finish, self.was_silent = CLIENT_LEFT, "aborted", silence >= LOGGED_SILENCE_S
+        self.problem = CLIENT_LEFT
+        self.finish = "aborted"
+        self.was_silent = silence >= LOGGED_SILENCE_S
         if self.was_silent:
             self.problem += f"; the endpoint had sent nothing for {silence:.0f} s"
 
@@ -79,24 +83,24 @@ class ReplyCopy:
     def feed(self, part: bytes) -> None:
         """Copy the next bytes of the reply."""
         self._received_at = time.monotonic()
-        if self._dialect is None or self._size > MAX_COPIED:
+        if self._dialect is None or self._body_size > MAX_COPIED:
             return
         if self._decompressor is not None:
             try:
-                part = self._decompressor.decompress(part, MAX_COPIED + 1 - self._size)
+                part = self._decompressor.decompress(part, MAX_COPIED + 1 - self._body_size)
             except zlib.error:
                 part = b""
-        self._size += len(part)
-        if self._size > MAX_COPIED:
-            self._parts.clear()
+        self._body_size += len(part)
+        if self._body_size > MAX_COPIED:
+            self._body_parts.clear()
         elif self._stream is not None:
             self._stream.feed(part)
         else:
-            self._parts.append(part)
+            self._body_parts.append(part)
 
     def build_body(self) -> Any:
         """Return the body to record, and complete `problem` and `finish`."""
-        data, stream = b"".join(self._parts), self._stream
+        data, stream = b"".join(self._body_parts), self._stream
         body: Any = parse_storable_json(data) if data else None
         if stream is not None:
             body = repair_surrogates(stream.build_body())  # a character may be split between two events
@@ -118,7 +122,7 @@ class ReplyCopy:
         return body
 
     def _find_problem(self, body: Any) -> str:
-        if self._size > MAX_COPIED:
+        if self._body_size > MAX_COPIED:
             return f"the reply is larger than {MAX_COPIED >> 20} MiB, so it is not recorded"
         if self._stream is None:
             return ""

@@ -23,7 +23,9 @@ class RelayServer:
     """Serves a relay until `stop` is called."""
 
     def __init__(self, relay: ObservingRelay, sessions: ObservedSessions, listening: socket.socket) -> None:
-        self._relay, self._sessions, self._listening = relay, sessions, listening
+        self._relay = relay
+        self._sessions = sessions
+        self._listening_socket = listening
         self._thread = start_server(self._run_loop, name="ajet-observe")
 
     @property
@@ -39,7 +41,7 @@ class RelayServer:
     def _run_loop(self, started: Callable[[], None]) -> None:
         # The coroutine is closed explicitly: it never begins if the loop cannot be made.
         with (
-            closing(self._listening),
+            closing(self._listening_socket),
             closing(self._serve_requests(started)) as serving,
         ):
             asyncio.run(serving)
@@ -49,7 +51,7 @@ class RelayServer:
         checking = asyncio.ensure_future(self._close_idle_sessions())
         started()
         try:
-            await self._listener.serve(sockets=[self._listening])
+            await self._listener.serve(sockets=[self._listening_socket])
         finally:
             checking.cancel()
             await self._relay.close()

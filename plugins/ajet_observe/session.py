@@ -73,10 +73,12 @@ class ObservedCall(BaseModel):
 class ObservedSession:
     """One open conversation of an observed agent."""
 
-    def __init__(self, name: str, number: int, file: Path, began: float) -> None:
-        self.name, self.number, self.file = name, number, file
+    def __init__(self, name: str, number: int, file: Path, started_at: float) -> None:
+        self.name = name
+        self.number = number
+        self.file = file
         self.uuid = file.stem
-        self.began, self.used = began, time.monotonic()
+        self.began, self.used = started_at, time.monotonic()
         """Start by the system clock, and latest use by the monotonic clock."""
         self.running = 0
         """Number of calls in progress."""
@@ -89,14 +91,14 @@ class ObservedSession:
         """Held while the file is written, and while a call begins or settles."""
         self._recorder = Recorder()
         self._reply_ids: set[str] = set()
-        self._stored: dict[str, Any] = {}
+        self._dialect_state: dict[str, Any] = {}
         """The dialects' state of the session."""
         self._requests: dict[int, ParsedRequest] = {}
         """The requests of calls in progress, by the call's index."""
 
     def begin(self, row: ObservedCall) -> Call:
         """Record the request of a new call."""
-        request, dropped = _parse_request(row, self._stored)
+        request, dropped = _parse_request(row, self._dialect_state)
         call = self._add_call(row, request)
         self._requests[call.index] = request
         call.extra |= {"follows_unseen": True} if "previous_response_id" in dropped else {}

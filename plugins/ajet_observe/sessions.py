@@ -75,24 +75,24 @@ class ObservedSessions:
     run: str = ""
     idle: float = 1800.0
     """Seconds without a call or feedback after which a session ends."""
-    _open: dict[str, ObservedSession] = field(default_factory=dict)
-    _ending: list[ObservedSession] = field(default_factory=list)
+    _open_sessions: dict[str, ObservedSession] = field(default_factory=dict)
+    _ending_sessions: list[ObservedSession] = field(default_factory=list)
     """Sessions that are over, with calls still in progress."""
     _counts: OrderedDict[str, int] = field(default_factory=OrderedDict)
     """Name -> number of sessions with this name so far."""
-    _ended: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    _episode_of_feedback_key: OrderedDict[str, str] = field(default_factory=OrderedDict)
     """Key of feedback -> the ended episode of its session or reply."""
-    _settled: asyncio.Event = field(default_factory=asyncio.Event)
+    _all_calls_ended: asyncio.Event = field(default_factory=asyncio.Event)
     _late_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def find(self, name: str) -> ObservedSession:
         """Return the open session of this name, or a new session."""
-        session = self._open.get(name)
+        session = self._open_sessions.get(name)
         if session is None:
             number = self._counts.get(name, 0)
             _remember_entry(self._counts, name, number + 1)
             file = self.folder / f"{uuid.uuid4().hex}.jsonl"
-            session = self._open[name] = ObservedSession(name, number, file, time.time())
+            session = self._open_sessions[name] = ObservedSession(name, number, file, time.time())
         session.used = time.monotonic()
         return session
 
@@ -132,8 +132,8 @@ class ObservedSessions:
             if session.calls >= MAX_CALLS or session.bytes >= MAX_BYTES:
                 self._end_session(session)
             self._close_if_over(session)
-            self._settled.set()
-            self._settled = asyncio.Event()
+            self._all_calls_ended.set()
+            self._all_calls_ended = asyncio.Event()
 
     async def add_feedback(self, feedback: Feedback) -> dict[str, Any]:
         """Write feedback to its open session or ended episode, and return which one it was.
@@ -142,7 +142,7 @@ class ObservedSessions:
         """
         session = await self._find_subject(feedback)
         if session is None:
-            return await self._add_late(feedback, self._ended.get(_build_key(feedback)))
+            return await self._add_late(feedback, self._episode_of_feedback_key.get(_build_key(feedback)))
         try:
             async with session.writing:
                 if is_in_time := not session.is_closed:
@@ -164,7 +164,7 @@ class ObservedSessions:
             all_of_them: True to end all sessions. Those with calls in progress end with these calls.
         """
         now = time.monotonic()
-        for session in list(self._open.values()):
+        for session in list(self._open_sessions.values()):
             is_used = session.running > 0 or session.writing.locked()
             if all_of_them or (not is_used and now - session.used > self.idle):
                 self._end_session(session)
@@ -188,8 +188,10 @@ class ObservedSessions:
                 logger.warning("the recorded session {} cannot be read; the file stays where it is: {}", file, problem)
                 continue
             count += 1
-            older, newer = sorted((self._open.get(session.name, session), session), key=lambda each: each.began)
-            self._open[session.name] = newer
+            older, newer = sorted(
+                (self._open_sessions.get(session.name, session), session), key=lambda each: each.began
+            )
+            self._open_sessions[session.name] = newer
             for each in (older, newer):
                 if (each is older and older is not newer) or each.is_over:
                     self._close_session(each)
@@ -217,22 +219,22 @@ class ObservedSessions:
 
     def _close_session(self, session: ObservedSession) -> None:
         session.is_closed = True
-        if self._open.get(session.name) is session:
-            del self._open[session.name]
-        elif session in self._ending:
-            self._ending.remove(session)
+        if self._open_sessions.get(session.name) is session:
+            del self._open_sessions[session.name]
+        elif session in self._ending_sessions:
+            self._ending_sessions.remove(session)
         episode = session.build_episode(self.run)
-        _remember_entry(self._ended, f"session {session.name}", session.uuid)
+        _remember_entry(self._episode_of_feedback_key, f"session {session.name}", session.uuid)
         for call in episode.calls:
             if call.extra.get("id"):
-                _remember_entry(self._ended, f"reply {call.extra['id']}", session.uuid)
+                _remember_entry(self._episode_of_feedback_key, f"reply {call.extra['id']}", session.uuid)
         self.on_closed(episode, session.file)
 
     def _end_session(self, session: ObservedSession) -> None:
         """End a session with its calls in progress. The next request of its name begins a new session."""
-        if self._open.get(session.name) is session:
-            del self._open[session.name]
-            self._ending.append(session)
+        if self._open_sessions.get(session.name) is session:
+            del self._open_sessions[session.name]
+            self._ending_sessions.append(session)
         session.is_over = True
 
     def _close_if_over(self, session: ObservedSession) -> None:
@@ -256,8 +258,8 @@ class ObservedSessions:
         return {"recorded": True, "known": episode is not None, **about}
 
     def _list_open(self) -> Iterator[ObservedSession]:
-        yield from self._open.values()
-        yield from reversed(self._ending)
+        yield from self._open_sessions.values()
+        yield from reversed(self._ending_sessions)
 
     async def _find_subject(self, feedback: Feedback) -> ObservedSession | None:
         """Return the open session that feedback refers to, or None.
@@ -269,11 +271,11 @@ class ObservedSessions:
             if feedback.reply is None:
                 return next((each for each in self._list_open() if each.name == feedback.session), None)
             session = next((each for each in self._list_open() if each.has_reply(feedback.reply)), None)
-            is_ended = _build_key(feedback) in self._ended
+            is_ended = _build_key(feedback) in self._episode_of_feedback_key
             if session is not None or is_ended or not any(each.running for each in self._list_open()):
                 return session
             try:
-                await asyncio.wait_for(self._settled.wait(), deadline - time.monotonic())
+                await asyncio.wait_for(self._all_calls_ended.wait(), deadline - time.monotonic())
             except TimeoutError:
                 return None
 

@@ -58,7 +58,9 @@ class Host:
             images: encodes images as tokens, or None for a text model.
             pins: checks that every attempt is offered the tools of the run's first attempt.
         """
-        self._engine, self._post, self._grant = engine, post, grant
+        self._engine = engine
+        self._post_notice = post
+        self._grant = grant
         self._gateway = gateway = open_gateway(experiment, engine, tokenizer, images)
         judge = open_judge(experiment, reader_judge=open_reader(experiment).judge)
         self._rollout = Rollout(experiment, gateway, load_workflow(experiment), judge, run_id=run_id, pins=pins)
@@ -113,12 +115,12 @@ class Host:
     async def _play_training(self, ticket: int, step: int, sessions: int) -> Group:
         granted = await self._grant(ticket)
         group = granted.group or await self._play_group(granted.order, granted.task, step, "train", sessions)
-        await self._post(GroupNotice(drop_experts(group), step, ticket))
+        await self._post_notice(GroupNotice(drop_experts(group), step, ticket))
         return group
 
     async def _play_validation(self, place: int, task: Task, step: int, sessions: int) -> Group:
         group = await self._play_group(place, task, step, "validation", sessions)
-        await self._post(GroupNotice(drop_experts(group), step))
+        await self._post_notice(GroupNotice(drop_experts(group), step))
         return group
 
     async def _play_group(self, order: int, task: Task, step: int, split: Split, sessions: int) -> Group:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NAME = "ajet-mailbox"
 BATCH = 256
-"""Largest number of notices taken at once."""
+"""Maximum number of notices that the listener reads at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,25 +172,25 @@ class _Mailbox:
     """
 
     def __init__(self) -> None:
-        self._letters: asyncio.Queue[Notice] = asyncio.Queue()
-        self._stop = False
+        self._notices: asyncio.Queue[Notice] = asyncio.Queue()
+        self._should_stop = False
         self._grants: dict[int, TicketGrant] = {}
-        self._granted = 0
+        self._granted_tickets = 0
         self._tools: list[Any] | None = None
-        self._more = asyncio.Condition()
+        self._tickets_granted = asyncio.Condition()
 
     async def put(self, letters: list[Notice]) -> None:
         """Queue notices for the run's own process. A finished group is also stored in its ticket's grant."""
         for letter in letters:
             if isinstance(letter, GroupNotice) and letter.ticket in self._grants:
                 self._grants[letter.ticket] = replace(self._grants[letter.ticket], group=letter.group)
-            self._letters.put_nowait(letter)
+            self._notices.put_nowait(letter)
 
     async def grant(self, ticket: int) -> TicketGrant:
         """Request the task of a ticket from the run's own process and wait for the answer."""
-        self._letters.put_nowait(TicketRequest(ticket))
-        async with self._more:
-            await self._more.wait_for(lambda: ticket < self._granted)
+        self._notices.put_nowait(TicketRequest(ticket))
+        async with self._tickets_granted:
+            await self._tickets_granted.wait_for(lambda: ticket < self._granted_tickets)
         return self._grants[ticket]
 
     async def pin(self, found: list[Any]) -> list[Any]:
@@ -201,7 +201,7 @@ class _Mailbox:
         """
         if self._tools is None:
             self._tools = found
-            self._letters.put_nowait(ToolsNotice(found))
+            self._notices.put_nowait(ToolsNotice(found))
         return self._tools
 
     async def know(self, grants: Sequence[TicketGrant], open: Collection[int]) -> None:
@@ -212,28 +212,28 @@ class _Mailbox:
             open: places in the training order that were granted and that no step has taken; their grants stay.
         """
         self._grants = {ticket: grant for ticket, grant in self._grants.items() if grant.order in open}
-        async with self._more:
-            self._grants.update(enumerate(grants, self._granted))
-            self._granted += len(grants)
-            self._more.notify_all()
+        async with self._tickets_granted:
+            self._grants.update(enumerate(grants, self._granted_tickets))
+            self._granted_tickets += len(grants)
+            self._tickets_granted.notify_all()
 
     async def take(self, seconds: float) -> list[Notice]:
         """Return up to 256 queued notices, after waiting up to `seconds` for the first, or [] if none came."""
         try:
-            letters = [await asyncio.wait_for(self._letters.get(), seconds)]
+            letters = [await asyncio.wait_for(self._notices.get(), seconds)]
         except TimeoutError:
             return []
-        while len(letters) < BATCH and not self._letters.empty():
-            letters.append(self._letters.get_nowait())
+        while len(letters) < BATCH and not self._notices.empty():
+            letters.append(self._notices.get_nowait())
         return letters
 
     async def ask_to_stop(self) -> None:
         """Tell the trainer, which polls `stopping`, to end after its present step."""
-        self._stop = True
+        self._should_stop = True
 
     async def stopping(self) -> bool:
         """Return True if the trainer should end after its present step."""
-        return self._stop
+        return self._should_stop
 
 
 def open_mailbox() -> Any:
@@ -250,25 +250,25 @@ class Sender:
     def __init__(self) -> None:
         import ray
 
-        self._box = ray.get_actor(NAME)
+        self._mailbox = ray.get_actor(NAME)
 
     def post(self, *letters: Notice) -> None:
         """Send notices without waiting for their delivery. Thread-safe."""
-        self._box.put.remote(list(letters))
+        self._mailbox.put.remote(list(letters))
 
     def post_and_wait(self, *letters: Notice) -> None:
         """Send notices and block until the mailbox has them."""
         import ray
 
-        ray.get(self._box.put.remote(list(letters)))
+        ray.get(self._mailbox.put.remote(list(letters)))
 
     async def post_async(self, *letters: Notice) -> None:
         """Send notices and await their delivery to the mailbox."""
-        await self._box.put.remote(list(letters))
+        await self._mailbox.put.remote(list(letters))
 
     async def grant(self, ticket: int) -> TicketGrant:
         """Request the task of a ticket from the run's own process and wait for the answer."""
-        granted: TicketGrant = await self._box.grant.remote(ticket)
+        granted: TicketGrant = await self._mailbox.grant.remote(ticket)
         return granted
 
     def pin(self, found: list[Any]) -> list[Any]:
@@ -279,14 +279,14 @@ class Sender:
         """
         import ray
 
-        pinned: list[Any] = ray.get(self._box.pin.remote(found))
+        pinned: list[Any] = ray.get(self._mailbox.pin.remote(found))
         return pinned
 
     def should_stop(self) -> bool:
         """True if the trainer should end the run after its present step."""
         import ray
 
-        return bool(ray.get(self._box.stopping.remote()))
+        return bool(ray.get(self._mailbox.stopping.remote()))
 
     def introduce(self, role: str) -> None:
         """Send a notice with the current process's role, id and host."""

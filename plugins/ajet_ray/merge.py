@@ -82,7 +82,7 @@ class _Shards:
             world = int(json.loads((actor / "fsdp_config.json").read_text())["world_size"])
         except (OSError, ValueError, KeyError) as problem:
             raise _make_incomplete_error(actor / "fsdp_config.json", do=_OF_MEGATRON) from problem
-        self._place = actor
+        self._folder = actor
         with _silence_mesh_warnings():
             self._ranks = [
                 self._open_shard(actor / f"model_world_size_{world}_rank_{rank}.pt") for rank in range(world)
@@ -116,7 +116,7 @@ class _Shards:
         if len(split) > 1 or any(type(each) not in (Shard, Replicate) for each in first.placements):
             raise UserError(
                 f"The tensor {name} is distributed over the processes as {first.placements}, which ajet cannot merge.",
-                where=str(self._place),
+                where=str(self._folder),
                 expected="one split dimension, as FSDP writes it",
             )
         if not split:
@@ -131,14 +131,14 @@ class _Shards:
         for rank in ranks:
             part = self._ranks[rank].get(name)
             if not isinstance(part, DTensor):
-                raise _make_incomplete_error(self._place / f"model_world_size_{len(self._ranks)}_rank_{rank}.pt")
+                raise _make_incomplete_error(self._folder / f"model_world_size_{len(self._ranks)}_rank_{rank}.pt")
             parts.append(part.to_local())
         tensor = torch.cat(parts, dim=placement.dim)
         if tensor.shape != first.shape:
             raise UserError(
                 f"The parts of the tensor {name} have together the shape {tuple(tensor.shape)}, not "
                 f"{tuple(first.shape)}.",
-                where=str(self._place),
+                where=str(self._folder),
                 expected="the shards of one checkpoint",
             )
         return tensor

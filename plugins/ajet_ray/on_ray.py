@@ -145,18 +145,23 @@ class RunListener:
             logs: folder of the processes' logs.
             grace: seconds after SIGTERM for which a step may wait for remote groups.
         """
-        self._whose, self._mailbox, self._done, self._logs = whose, mailbox, done, logs
+        self._whose = whose
+        self._mailbox = mailbox
+        self._done = done
+        self._logs = logs
         self._record, self._tickets = record, tickets
-        self._interrupts, self._leftovers, self._grace = interrupts, leftovers, grace
+        self._interrupts = interrupts
+        self._leftovers = leftovers
+        self._grace = grace
         self._checked_at = self._logged_at = self._started_at = time.monotonic()
         self._has_begun = False
-        """True after a notice beyond the loading phase."""
+        """True once a notice shows that the loading phase is over."""
         self._is_wait_logged = False
         """True once the wait of the present step was logged."""
         self._pending_take: Any = None
         """Ray's reference to a request for notices that an interrupt left unanswered."""
-        self._letters: list[Any] = []
-        """Notices taken but not recorded yet."""
+        self._unrecorded_notices: list[Any] = []
+        """Notices that were received but not written to the record yet."""
         self._is_recording = False
         """True during the recording of the first notice."""
 
@@ -215,10 +220,10 @@ class RunListener:
                     ray.get(mailbox.ask_to_stop.remote())
                 is_finished, _ = ray.wait([self._done], timeout=0)
                 letters = self._take_notices(0.0 if is_finished else LISTEN_S)
-                while self._letters:
+                while self._unrecorded_notices:
                     self._is_recording = True
-                    self._record.handle_notice(self._letters[0])
-                    del self._letters[0]
+                    self._record.handle_notice(self._unrecorded_notices[0])
+                    del self._unrecorded_notices[0]
                     self._is_recording = False
                 if (
                     any(isinstance(letter, PhaseNotice) for letter in letters)
@@ -260,12 +265,12 @@ class RunListener:
         """Return the notices to record: those left over from an interrupt, or those that arrive within `seconds`."""
         import ray
 
-        if not self._letters:
+        if not self._unrecorded_notices:
             if self._pending_take is None:
                 self._pending_take = self._mailbox.take.remote(seconds)
-            self._letters = list(ray.get(self._pending_take))
+            self._unrecorded_notices = list(ray.get(self._pending_take))
         self._pending_take = None
-        return list(self._letters)
+        return list(self._unrecorded_notices)
 
     def _may_fill_step(self) -> bool:
         """True if groups in flight can still complete the last step within the grace period after SIGTERM."""

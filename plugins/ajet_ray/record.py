@@ -72,11 +72,11 @@ class RayRecord:
         self.tools = PinnedFile(run.path, goes_on=run.goes_on)
         """The tools offered to the run's first attempt, which every later attempt must be offered too."""
         self._sink, self._tickets = sink, tickets
-        self._validating: list[Group] = []
+        self._validation_groups: list[Group] = []
         self._saved: CheckpointNotice | None = None
         self._failed: list[Group] = []
-        self._deaths = 0
-        self._children: set[int] = set()
+        self._death_count = 0
+        self._child_pids: set[int] = set()
         self._remote_processes: list[dict[str, str | int]] = []
         self._validation: dict[str, float] = {}
         self._measured: tuple[int, Measurement] | None = None
@@ -130,9 +130,9 @@ class RayRecord:
 
     def _enter_children(self) -> None:
         """Record Ray's processes on the machine, so that `ajet stop` finds the processes even after a kill."""
-        self._children |= {entry["pid"] for entry in self._run.status.get("processes")}
+        self._child_pids |= {entry["pid"] for entry in self._run.status.get("processes")}
         for child in psutil.Process().children(recursive=True):
-            if child.pid not in self._children:
+            if child.pid not in self._child_pids:
                 with suppress(psutil.NoSuchProcess):
                     self._run.status.add_process(child.pid, child.name())
 
@@ -145,7 +145,7 @@ class RayRecord:
         for episode in group.episodes:
             self._sink.on_episode(episode)
         if first.split == "validation":
-            self._validating.append(group)
+            self._validation_groups.append(group)
             return
         self._failed = [] if group.scored else [*self._failed, group]
         if len(self._failed) >= self.settings.data.train_batch_size:
@@ -188,18 +188,18 @@ class RayRecord:
             self._canary.judge(metrics["canary_gap"], version=letter.step - 1, samplers=fresh)
 
     def _handle_death(self, letter: DeathNotice) -> None:
-        self._deaths += 1
+        self._death_count += 1
         logger.warning("{}: {}", letter.role, letter.why)
-        if self._deaths >= DEATHS:
+        if self._death_count >= DEATHS:
             raise UserError(
-                f"Processes of the run died {self._deaths} times. The last one: {letter.role}: {letter.why}",
+                f"Processes of the run died {self._death_count} times. The last one: {letter.role}: {letter.why}",
                 where=str(self._run.path / "logs"),
                 expected="a workflow that does not kill its process (by memory, native crashes, os._exit)",
                 do="read the logs there; `rollout.isolation: process` runs such a workflow in a separate process",
             )
 
     def _handle_validation(self, letter: ValidationNotice) -> None:
-        groups, self._validating = sorted(self._validating, key=lambda group: group.order), []
+        groups, self._validation_groups = sorted(self._validation_groups, key=lambda group: group.order), []
         self._validation, measured = self._sink.commit_validation(groups, step=letter.step, seconds=letter.seconds)
         self._measured = letter.step, measured
 

@@ -39,15 +39,15 @@ def pick(value: Any, table: Mapping[Any, Any], otherwise: Any = _NO_DEFAULT) -> 
     return value if otherwise is _NO_DEFAULT else otherwise
 
 
-def room(tokens: int, longest: int, parts: int) -> int:
+def room(tokens: int, limit: int, parts: int) -> int:
     """Return the token limit of a GPU's forward pass, large enough for its part of the longest sequence.
 
     Args:
         tokens: configured limit.
-        longest: tokens of the longest sequence.
+        limit: tokens of the longest sequence.
         parts: number of GPUs over which a sequence is split (Ulysses).
     """
-    return max(tokens, -(-longest // parts))
+    return max(tokens, -(-limit // parts))
 
 
 def versions(staleness: int | None) -> int | None:

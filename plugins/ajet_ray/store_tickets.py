@@ -66,25 +66,27 @@ class StoreTickets(LaunchTickets):
         """
         settings = run.experiment.ajet
         super().__init__(store, order, batch=settings.data.train_batch_size)
-        self._shared, self._announcer, self._run = store, announcer, run
+        self._shared_store = store
+        self._announcer = announcer
+        self._run = run
         self._size, self._steps_in_all = settings.data.train_batch_size, steps
         self.closed_groups = ClosedGroups(
             store, settings.trainer_common, Quarantine(store, terms) if terms is not None else None
         )
-        self._began = self._trained = self._saved = run.resumed.step if run.resumed is not None else 0
+        self._first_step = self._trained_step = self._saved_step = run.resumed.step if run.resumed is not None else 0
         """Trained steps, and steps with a checkpoint. Both are policy versions."""
         earlier = store.announced()
         self._probes = probes
         self._probe = probes.continue_probe(
-            WeightsProbe.from_json(earlier.policy.told.get(PROBE)) if earlier else None, self._began
+            WeightsProbe.from_json(earlier.policy.told.get(PROBE)) if earlier else None, self._first_step
         )
-        self._granted = 0
+        self._granted_count = 0
         """Number of tickets granted so far."""
         self.groups: dict[int, Group] = {}
-        """Granted groups that no step has taken yet, by position."""
-        self._abandoned: set[int] = set()
+        """Position -> its finished group, until a training step takes it."""
+        self._abandoned_tickets: set[int] = set()
         """Tickets abandoned before the grant."""
-        self._played = 0
+        self._leased_count = 0
         """Number of positions leased by samplers, at the last read of the store."""
         self._given_up: set[int] = set()
         """Positions with groups that kill their process. The next launch tries them once more."""
@@ -92,38 +94,40 @@ class StoreTickets(LaunchTickets):
 
     def list_grants(self) -> list[TicketGrant]:
         """Assign groups finished by samplers to the waiting ticket requests, in order, and return the grants."""
-        self.closed_groups.read(self._order, self._trained)
-        ready = self.closed_groups.ready(self._trained, self._trained + 1)
+        self.closed_groups.read(self._order, self._trained_step)
+        ready = self.closed_groups.ready(self._trained_step, self._trained_step + 1)
         leased = [
-            group for group in ready.groups if group.order not in self._places and group.order not in self._given_up
+            group
+            for group in ready.groups
+            if group.order not in self._ticket_of_position and group.order not in self._given_up
         ]
         # These groups take places of the positions that may be played, and do not fill the batch.
         useless = sum(not each.scored for each in self._list_handed_groups()) + len(self._given_up)
         earlier = self._announcer.leased
         self._announce_state(stale=len(ready.stale) + useless)
-        self._played = max(earlier, self._announcer.leased)  # groups closed since the read are not in `ready` yet
+        self._leased_count = max(earlier, self._announcer.leased)  # groups closed since the read are not in `ready` yet
         grants, unassigned = list[TicketGrant](), iter(leased)
-        while self._granted <= self._last_requested:
-            if self._granted in self._abandoned:
-                self._granted += 1
+        while self._granted_count <= self._last_requested:
+            if self._granted_count in self._abandoned_tickets:
+                self._granted_count += 1
                 grants.append(TicketGrant(NO_POSITION, Task()))
             elif (group := next(unassigned, None)) is not None:
                 grants.append(self._make_grant(group))
             else:
                 break
         if self.missing_groups:
-            self._announcer.wait(self._trained + 1, self._size - self.missing_groups, self._size, len(ready.stale))
+            self._announcer.wait(self._trained_step + 1, self._size - self.missing_groups, self._size, len(ready.stale))
         else:
-            self._announcer.live(self._trained)
+            self._announcer.live(self._trained_step)
         return grants
 
     @property
     def missing_groups(self) -> int:
-        return max(0, self._last_requested + 1 - self._granted)
+        return max(0, self._last_requested + 1 - self._granted_count)
 
     @property
     def can_fill_missing(self) -> bool:
-        return self.missing_groups <= self._played
+        return self.missing_groups <= self._leased_count
 
     def close(self, group: Group, step: int) -> bool:
         """Note that a group's rows reached the trainer, for the step that requested the group.
@@ -141,13 +145,15 @@ class StoreTickets(LaunchTickets):
 
         The group stays in the store, but this launch does not grant it again.
         """
-        if ticket >= self._granted:
-            self._abandoned.add(ticket)
+        if ticket >= self._granted_count:
+            self._abandoned_tickets.add(ticket)
             return
-        for order in [order for order, ticket_of_order in self._places.items() if ticket_of_order == ticket]:
+        for order in [
+            order for order, ticket_of_order in self._ticket_of_position.items() if ticket_of_order == ticket
+        ]:
             logger.warning("the task at position {} kills the process that runs it: it stays in the store", order)
             self._given_up.add(order)
-            del self._places[order], self.groups[order]
+            del self._ticket_of_position[order], self.groups[order]
             self._steps.pop(order, None)
 
     def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> TicketGroups:
@@ -169,14 +175,14 @@ class StoreTickets(LaunchTickets):
         outcomes = {uuid: each.outcome for uuid, each in credited.items()}
         scored = [group for group in finished if group.scored]
         staying, advantages = reuse.find_retrainable(scored, outcomes), collect_advantages(outcomes)
-        self._shared.use((group.order for group in scored), step, again=staying, advantages=advantages)
+        self._shared_store.use((group.order for group in scored), step, again=staying, advantages=advantages)
         self._store.discard((group.order for group in finished if not group.scored), step, "no_score")
         self._store.discard((group.order for group in stale), step, "stale")
         self._store.discard(reuse.expired, step, "stale")
         for group in finished:
-            del self._steps[group.order], self._places[group.order], self.groups[group.order]
+            del self._steps[group.order], self._ticket_of_position[group.order], self.groups[group.order]
         self._given_up.difference_update(group.order for group in stale)
-        self._trained = step
+        self._trained_step = step
         retrained = [group.order for group in scored if group.order in reuse.before]
         return TicketGroups(
             finished,
@@ -193,7 +199,7 @@ class StoreTickets(LaunchTickets):
 
     def forget(self, step: int) -> None:
         """Drop old rows from the store, and announce the step's checkpoint to samplers."""
-        self._saved = step
+        self._saved_step = step
         self._store.forget(self._run.checkpoints.horizon)
         self._announcer.changed()
         self._announce_state(stale=0)
@@ -207,26 +213,26 @@ class StoreTickets(LaunchTickets):
         """
         from ajet_ray.merge import merge_checkpoint
 
-        with self._announcer.alive(lambda: self._trained):
+        with self._announcer.alive(lambda: self._trained_step):
             merge_checkpoint(verls / "actor", checkpoint)
 
     def finish_run(self) -> None:
         """Announce the end of the run to samplers, and leave the store."""
-        self._announce_state(stale=0, over=True)
-        self._shared.leave()
+        self._announce_state(stale=0, is_last=True)
+        self._shared_store.leave()
 
-    def _announce_state(self, *, stale: int, over: bool = False) -> None:
-        if self._announcer.needs_probe and self._saved not in self._probe.logprobs and not over:
+    def _announce_state(self, *, stale: int, is_last: bool = False) -> None:
+        if self._announcer.needs_probe and self._saved_step not in self._probe.logprobs and not is_last:
             self._update_probe()
         self._announcer.announce(
-            self._saved,
-            self._saved,
+            self._saved_step,
+            self._saved_step,
             self._find_weights(),
-            began=self._began,
-            probe=self._probe if self._saved in self._probe.logprobs else None,
+            first_version=self._first_step,
+            probe=self._probe if self._saved_step in self._probe.logprobs else None,
             stale=stale,
-            wanted=self._size * max(0, self._steps_in_all - self._trained),
-            over=over,
+            groups_needed=self._size * max(0, self._steps_in_all - self._trained_step),
+            is_last=is_last,
         )
 
     def _update_probe(self) -> None:
@@ -236,18 +242,20 @@ class StoreTickets(LaunchTickets):
         """
         staleness_limit = self._run.experiment.ajet.trainer_common.max_staleness
         keep = BACKLOG if staleness_limit is None else staleness_limit + 1
-        with self._announcer.alive(lambda: self._trained):
-            if not self._probe.logprobs and self._saved > self._began:
+        with self._announcer.alive(lambda: self._trained_step):
+            if not self._probe.logprobs and self._saved_step > self._first_step:
                 self._probe = self._probe.add_version(
-                    self._began, self._probes.score_text(self._find_first_weights()), keep=keep
+                    self._first_step, self._probes.score_text(self._find_first_weights()), keep=keep
                 )
-            self._probe = self._probe.add_version(self._saved, self._probes.score_text(self._find_weights()), keep=keep)
+            self._probe = self._probe.add_version(
+                self._saved_step, self._probes.score_text(self._find_weights()), keep=keep
+            )
         self._announcer.changed()
 
     def _find_weights(self) -> Path | None:
         """Return the folder of the announced weights, or None if they are those of model.path."""
-        if self._saved > self._began:
-            return (self._run.checkpoints.folder / f"step-{self._saved}").absolute()
+        if self._saved_step > self._first_step:
+            return (self._run.checkpoints.folder / f"step-{self._saved_step}").absolute()
         return self._find_first_weights()
 
     def _find_first_weights(self) -> Path | None:
@@ -259,8 +267,8 @@ class StoreTickets(LaunchTickets):
         return [self.groups[order] for order in self._steps]
 
     def _make_grant(self, group: Group) -> TicketGrant:
-        self._places[group.order], self.groups[group.order] = self._granted, group
-        self._granted += 1
+        self._ticket_of_position[group.order], self.groups[group.order] = self._granted_count, group
+        self._granted_count += 1
         return TicketGrant(group.order, group.task, group)
 
 
@@ -285,7 +293,7 @@ def open_store_tickets(
         order.require_same(frontier)
     terms = SamplingTerms.of(experiment, tokenizer, order)
     store = open_for_training(address, run, settings, frontier)
-    announcer = Announcer(store, terms, run.run_id, settings, show=make_status_writer(run))
+    announcer = Announcer(store, terms, run.run_id, settings, report_depths=make_status_writer(run))
     terms_of_groups = build_group_terms(experiment, run.run_id, adapters=settings.trainer_common.lora.adapters)
     probe = FolderProbe(experiment, tokenizer)
     return StoreTickets(store, announcer, order, run, probe, steps=steps, terms=terms_of_groups)
@@ -339,7 +347,7 @@ class FolderProbe:
         from ajet.engine.models import load_model
 
         config = self._experiment.ajet.model
-        assert config.path is not None, "require_ready asks for it"
+        assert config.path is not None, "require_ready refuses a missing model.path"
         trusted = config.trust_remote_code
         if folder is None:
             source = locate_model(config.path, base=self._experiment.base, trust_remote_code=trusted)

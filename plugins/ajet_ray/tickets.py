@@ -101,7 +101,7 @@ def _make_usable_check(sessions: int, oldest: int, newest: int, run_id: str) -> 
     """
 
     def usable(entries: Sequence[Kept]) -> bool:
-        episodes = [each.episode for each in entries if each.episode.run == run_id]
+        episodes = [entry.episode for entry in entries if entry.episode.run == run_id]
         spans = [span for episode in episodes if (span := episode.policy) is not None]
         fits = all(oldest <= span.low and span.high <= newest for span in spans)
         return fits and len(episodes) == sessions and any(each.scored for each in episodes)
@@ -120,7 +120,7 @@ class TicketGroups:
     retrained: Collection[int] = ()
     """Positions in `over` that an earlier step had trained, too."""
     given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """Positions given up since the last step, with the reasons."""
+    """Positions that failed too often since the last step, with the reason of each failure."""
     dead: int = 0
     """Number of positions given up in the whole run."""
     quarantined: Mapping[str, int] = field(default_factory=dict)
@@ -141,17 +141,17 @@ class LaunchTickets:
         """
         self._store, self._order = store, order
         self._dead_letters = DeadLetterLog(store)
-        self._ahead, self._dropped_after = AHEAD * batch, dropped_after
+        self._max_ahead, self._dropped_after = AHEAD * batch, dropped_after
         self._handed_over: list[Lease] | None = None
         """Groups finished by earlier launches. None before the first check."""
-        self._leases: list[Lease] = []
+        self._lease_of_ticket: list[Lease] = []
         """Leases of positions, by ticket."""
-        self._places: dict[int, int] = {}
+        self._ticket_of_position: dict[int, int] = {}
         """Ticket of each position that no step has taken yet."""
         self._last_requested = -1
         self._steps: dict[int, int] = {}
         """Requesting step by position, for groups finished or handed over by the launch."""
-        self._deadly: dict[int, list[str]] = {}
+        self._given_up_positions: dict[int, list[str]] = {}
         """Given-up positions and reasons, not yet in a row of metrics."""
         self._failed_count = 0
         """Number of positions given up."""
@@ -165,7 +165,9 @@ class LaunchTickets:
 
         Some tickets are granted before a process requests them, so that no process waits.
         """
-        return [self._grant_next() for _ in range(len(self._leases), self._last_requested + 1 + self._ahead)]
+        return [
+            self._grant_next() for _ in range(len(self._lease_of_ticket), self._last_requested + 1 + self._max_ahead)
+        ]
 
     @property
     def missing_groups(self) -> int:
@@ -186,17 +188,17 @@ class LaunchTickets:
         if group.order in self._steps:
             return False
         self._steps[group.order] = step
-        lease = self._leases[self._places[group.order]]
+        lease = self._lease_of_ticket[self._ticket_of_position[group.order]]
         self._store.put(lease, *(Kept(episode) for episode in group.episodes))
         self._store.close(lease)
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
         """Discard a ticket's task, because every process that ran its episodes died."""
-        order = self._leases[ticket].order
+        order = self._lease_of_ticket[ticket].order
         self._store.discard([order], step, "failed")
-        self._places.pop(order, None)
-        self._deadly[order] = [DEADLY]
+        self._ticket_of_position.pop(order, None)
+        self._given_up_positions[order] = [DEADLY]
         self._failed_count += 1
 
     def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> TicketGroups:
@@ -216,14 +218,14 @@ class LaunchTickets:
         self._store.discard((group.order for group in stale), step, "stale")
         for group in (*finished, *stale):
             del self._steps[group.order]
-            del self._places[group.order]
-        given_up = self._dead_letters.log_new(self._order) | self._deadly
-        self._deadly = {}
+            del self._ticket_of_position[group.order]
+        given_up = self._dead_letters.log_new(self._order) | self._given_up_positions
+        self._given_up_positions = {}
         return TicketGroups(finished, stale, given_up=given_up, dead=self._dead_letters.count + self._failed_count)
 
     def list_open(self) -> list[int]:
         """List the positions granted by this launch and not yet taken by a step."""
-        return list(self._places)
+        return list(self._ticket_of_position)
 
     def list_waiting(self) -> list[int]:
         """List positions of finished groups that no step has taken yet."""
@@ -235,7 +237,7 @@ class LaunchTickets:
 
     def list_dead(self) -> list[int]:
         """List positions that the store leases no more, because their attempts failed too often."""
-        return [each.order for each in list_dead_letters(self._store)]
+        return [letter.order for letter in list_dead_letters(self._store)]
 
     def commit(self) -> dict[str, Any]:
         """Return the state of store and task order for the next checkpoint."""
@@ -263,8 +265,8 @@ class LaunchTickets:
             lease = self._handed_over.pop(0)
         else:
             (lease,) = self._store.lease(1)
-        self._places[lease.order] = len(self._leases)
-        self._leases.append(Lease(lease.order, lease.fence))
+        self._ticket_of_position[lease.order] = len(self._lease_of_ticket)
+        self._lease_of_ticket.append(Lease(lease.order, lease.fence))
         return TicketGrant(lease.order, self._order.task(lease.order), _build_group(lease) if lease.attempts else None)
 
     def _list_closed(self) -> list[Group]:

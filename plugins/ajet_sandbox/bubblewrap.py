@@ -29,7 +29,7 @@ _SETTINGS = ("/etc/alternatives", "/etc/ssl", "/etc/ca-certificates", "/etc/font
 _OWN = {"/proc", "/sys", "/dev", "/tmp", "/run", FOLDER}
 """Folders of a root that are never shown."""
 _INSIDE = 1000
-"""The user and group seen by code in a user namespace."""
+"""User and group id of code inside the sandbox's user namespace."""
 
 
 class BubblewrapSandbox(WarmSandbox):
@@ -54,7 +54,7 @@ class BubblewrapSandbox(WarmSandbox):
             root: a folder shown as / instead of the machine's programs. Its own Python is then used.
             cgroups: False to measure memory even if a control group could limit it.
         """
-        self._python = python or find_own_interpreter()
+        self._interpreter = python or find_own_interpreter()
         self._root = root
         super().__init__(limits, environment, cgroups=cgroups)
 
@@ -64,7 +64,7 @@ class BubblewrapSandbox(WarmSandbox):
             raise SandboxFailure("bubblewrap is not installed", retryable=False)
         uid, as_root = choose_user()
         if not as_root and self._root is None:
-            self._python = self._python.select_for_user(uid)
+            self._interpreter = self._interpreter.select_for_user(uid)
         descriptors: list[int] = []
         shown, walls = self._show_folders(), build_isolation_args(as_root, descriptors)
         read_fd, tells = os.pipe()
@@ -81,7 +81,7 @@ class BubblewrapSandbox(WarmSandbox):
             "line": line, "uid": uid if as_root else None, "folder": FOLDER, "landlock": None, "filter": code,
             "longest": 1 << 30, "packages": list(self._list_packages()), "environment": self._build_environment(),
         }  # fmt: skip
-        compiled = self._python.reads_our_bytecode and self._root is None
+        compiled = self._interpreter.reads_our_bytecode and self._root is None
         user = None if as_root else uid
         return ResidentPlan(
             argv, settings, compiled, user, descriptors, read_fd, has_site_packages=self._root is not None
@@ -91,21 +91,21 @@ class BubblewrapSandbox(WarmSandbox):
         if self._root is not None:
             return _bind_folders(self._root, sorted({f"/{name}" for name in os.listdir(self._root)} - _OWN))
         argv = [*list_program_args(), "--perms", "0755", "--dir", "/packages"]
-        if self._python.prefix != "/usr":
+        if self._interpreter.prefix != "/usr":
             argv += ["--perms", "0755", "--dir", NEUTRAL]
-            for name in self._python.folders:
-                argv += ["--ro-bind", f"{self._python.prefix}/{name}", f"{NEUTRAL}/{name}"]
-        for path, inside in zip(self._python.packages, self._list_packages(), strict=True):
+            for name in self._interpreter.folders:
+                argv += ["--ro-bind", f"{self._interpreter.prefix}/{name}", f"{NEUTRAL}/{name}"]
+        for path, inside in zip(self._interpreter.packages, self._list_packages(), strict=True):
             argv += ["--ro-bind", path, inside]
         return argv
 
     def _locate_python(self) -> str:
         if self._root is not None:
             return "/usr/bin/python3"
-        return f"{'/usr' if self._python.prefix == '/usr' else NEUTRAL}/bin/{self._python.program}"
+        return f"{'/usr' if self._interpreter.prefix == '/usr' else NEUTRAL}/bin/{self._interpreter.program}"
 
     def _list_packages(self) -> tuple[str, ...]:
-        return tuple(f"/packages/{number}" for number, _ in enumerate(self._python.packages))
+        return tuple(f"/packages/{number}" for number, _ in enumerate(self._interpreter.packages))
 
     def _build_environment(self) -> dict[str, str]:
         path = f"{NEUTRAL}/bin:/usr/local/bin:/usr/bin:/bin"
@@ -172,7 +172,7 @@ def build_folder_args(folders: Sequence[str], *also: str) -> list[str]:
     Args:
         also: further paths whose parent folders are created.
     """
-    above = sorted({str(each) for path in (*folders, *also) for each in Path(path).parents} - {"/", "/tmp"})
+    above = sorted({str(parent) for path in (*folders, *also) for parent in Path(path).parents} - {"/", "/tmp"})
     argv: list[str] = []
     for folder in above:
         argv += ["--perms", "0755", "--dir", folder]  # bubblewrap's own would be closed to others

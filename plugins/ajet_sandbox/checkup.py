@@ -48,13 +48,13 @@ def check_sandboxes(experiment: Experiment | None, model: str | None) -> list[Fi
     trials = [try_mechanism(name, image if name in ENGINES else None) for name in AUTOMATIC]
     isolates_workers = config is not None and config.rollout.isolation == "sandbox"  # it knows bubblewrap only
     found = [
-        _describe_trial(each, needed=each.mechanism in (wanted, "bubblewrap" if isolates_workers else wanted))
-        for each in trials
+        _describe_trial(trial, needed=trial.mechanism in (wanted, "bubblewrap" if isolates_workers else wanted))
+        for trial in trials
     ]
     if wanted == "none":
         text = "environment.sandbox is none: model-written code runs as the current user"
         return [*found, Finding("none", "warning", text, "environment.sandbox: auto")]
-    usable = [each for each in trials if each.works and wanted in ("auto", each.mechanism)]
+    usable = [trial for trial in trials if trial.works and wanted in ("auto", trial.mechanism)]
     if not usable:
         return [
             *found,

@@ -79,7 +79,7 @@ class ResidentFolder:
         self._request_blobs({"do": "put", "path": path}, content, path)
 
     def close(self) -> None:
-        """Do nothing: the resident holds the folder."""
+        """Do nothing, because the sandbox's resident process owns the folder."""
 
     def _request_blobs(self, order: Mapping[str, Any], content: bytes, path: str) -> list[bytes]:
         head, blobs = self._send_order(order, content)

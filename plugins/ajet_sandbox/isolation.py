@@ -83,10 +83,10 @@ class SandboxIsolation(ProcessIsolation):
         self._door = GatewayDoor(ambient.base_url)
         address = f"http://127.0.0.1:{door.PORT}{urlsplit(ambient.base_url).path}"
         self._box = WorkerSandbox(self._setup, self._door.path, address, build_limits(experiment.ajet.environment))
-        self._starter = ThreadPoolExecutor(1, thread_name_prefix="ajet-sandbox")
+        self._start_thread = ThreadPoolExecutor(1, thread_name_prefix="ajet-sandbox")
         """bubblewrap ends with its starting thread, so all starts share a permanent thread."""
         try:
-            self._starter.submit(self._box.probe_sandbox).result()
+            self._start_thread.submit(self._box.probe_sandbox).result()
         except BaseException:
             self.close()
             raise
@@ -98,7 +98,7 @@ class SandboxIsolation(ProcessIsolation):
 
     def start_worker(self, setup: WorkerSetup, fds: WorkerFds) -> StartedWorker:
         """Start a worker in its own sandbox. Raises SandboxFailure."""
-        return self._starter.submit(self._box.start_worker, fds).result()
+        return self._start_thread.submit(self._box.start_worker, fds).result()
 
 
 class WorkerSandbox:
@@ -109,7 +109,10 @@ class WorkerSandbox:
     """
 
     def __init__(self, setup: WorkerSetup, door: str, base_url: str, limits: Limits) -> None:
-        self._setup, self._door, self._base_url, self._limits = setup, door, base_url, limits
+        self._setup = setup
+        self._door = door
+        self._base_url = base_url
+        self._limits = limits
 
     def start_worker(self, fds: WorkerFds) -> StartedWorker:
         """Start a worker in a new sandbox. Raises SandboxFailure.
@@ -244,7 +247,7 @@ class GatewayDoor:
                 where=KEY,
                 do="set TMPDIR to a folder with a shorter path",
             ) from error
-        self._loop, self._closing = asyncio.new_event_loop(), asyncio.Event()
+        self._loop, self._is_closing = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(
             target=self._serve_connections, args=(listening,), name="ajet-door", daemon=True
         )
@@ -254,7 +257,7 @@ class GatewayDoor:
         """Stop forwarding and remove the folder. Idempotent."""
         if not self._loop.is_closed():
             with suppress(RuntimeError):  # it has just ended
-                self._loop.call_soon_threadsafe(self._closing.set)
+                self._loop.call_soon_threadsafe(self._is_closing.set)
             self._thread.join()
             remove_folder(self._folder)
 
@@ -265,7 +268,7 @@ class GatewayDoor:
         async def until_closed() -> None:  # `close` may have been called already
             forward = door.make_forwarder(connect)
             server = await asyncio.start_unix_server(forward, sock=listening, backlog=BACKLOG)
-            await self._closing.wait()
+            await self._is_closing.wait()
             server.close()
 
         run_until_closed(self._loop, until_closed())

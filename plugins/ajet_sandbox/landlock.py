@@ -39,12 +39,12 @@ class HostFolderSandbox(WarmSandbox):
         python: SandboxPython | None = None,
         cgroups: bool = True,
     ) -> None:
-        self._python = python or find_own_interpreter()
+        self._interpreter = python or find_own_interpreter()
         self._held_folder: HeldFolder | None = None
         super().__init__(limits, environment, cgroups=cgroups)
 
     def _plan_in_folder(self, line: int, user: int | None, code: bytes, *, confined: bool) -> ResidentPlan:
-        python = self._python.select_for_user(user)
+        python = self._interpreter.select_for_user(user)
         self.has_own_process_count = user is not None
         self._held_folder = HeldFolder("ajet-sandbox-", _find_temp_folder(user), mode=0o711)
         self.folder = str(self._held_folder.path / "box")

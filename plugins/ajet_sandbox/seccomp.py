@@ -51,7 +51,10 @@ _SETSOCKOPT, _FCNTL, _PRCTL = (54, 208), (72, 25), (157, 167)
 _SOL_SOCKET, _BUFFERS = 1, (7, 8, 18, 32, 33)
 """SO_SNDBUF, SO_RCVBUF, SO_RCVLOWAT, SO_SNDBUFFORCE, SO_RCVBUFFORCE."""
 _SET_PIPE_SIZE, _SET_DUMPABLE = 1031, 4
-_CLONE, _CLONE3, _SOCKET, _IOCTL = (56, 220), (435, 435), (41, 198), (16, 29)
+_CLONE = (56, 220)
+_CLONE3 = (435, 435)
+_SOCKET = (41, 198)
+_IOCTL = (16, 29)
 _NEW_NAMESPACES = 0x7E020080
 """CLONE_NEW* of user, process, network, IPC, names, mount, cgroup and time namespaces."""
 _FAMILIES = (1, 2, 10, 16)
@@ -59,9 +62,17 @@ _FAMILIES = (1, 2, 10, 16)
 """
 _PUSH_INPUT = (0x5412, 0x541C)
 """The terminal requests TIOCSTI and TIOCLINUX."""
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _ANSWER = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD = 0x20
+_EQUAL = 0x15
+_AT_LEAST = 0x35
+_ANY_BIT = 0x45
+_ANSWER = 0x06
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
+_NUMBER = 0
+_ARCHITECTURE = 4
+_FIRST = 16
+_SECOND = 24
+_THIRD = 32
 _X32 = 0x40000000
 
 
@@ -101,7 +112,7 @@ def seccomp_filter(*, namespaces: bool, counted: bool = False) -> bytes:
             _PRCTL[column], [(_LOAD, 0, 0, _FIRST), (_EQUAL, 0, 1, _SET_DUMPABLE), _answer_with(errno.EPERM)]
         )
         # The call reports success without an effect.
-        buffers = [row for each in _BUFFERS for row in ((_EQUAL, 0, 1, each), _answer_with(0))]
+        buffers = [row for buffer in _BUFFERS for row in ((_EQUAL, 0, 1, buffer), _answer_with(0))]
         code += _check_call(
             _SETSOCKOPT[column],
             [(_LOAD, 0, 0, _SECOND), (_EQUAL, 1, 0, _SOL_SOCKET), (_ANSWER, 0, 0, _ALLOW), (_LOAD, 0, 0, _THIRD)]
@@ -112,7 +123,7 @@ def seccomp_filter(*, namespaces: bool, counted: bool = False) -> bytes:
     )
     pushes = [(_EQUAL, 0, 1, each) for each in _PUSH_INPUT]
     code += _check_call(
-        _IOCTL[column], [(_LOAD, 0, 0, _SECOND), *(row for each in pushes for row in (each, _answer_with(errno.EPERM)))]
+        _IOCTL[column], [(_LOAD, 0, 0, _SECOND), *(row for push in pushes for row in (push, _answer_with(errno.EPERM)))]
     )
     if namespaces:
         checks: list[tuple[int, int, int, int]] = [(_LOAD, 0, 0, _FIRST)]

@@ -72,19 +72,19 @@ class ShownFolders:
             folders: project folders to show.
             code: folders and files shown without a search, such as Python's. Those with a home folder are dropped.
         """
-        wanted = [Path(os.path.abspath(each)) for each in folders if each.exists()]
+        wanted = [Path(os.path.abspath(folder)) for folder in folders if folder.exists()]
         also = [each for each in (*code, *_list_own_python()) if each.exists() and not holds_home(each)]
         shown = tuple(drop_nested([*wanted, *also]))
         projects: list[str] = []
         listings: list[ProjectListing] = []
         for top in sorted(wanted):
-            records = [each.path for each in listings if each.is_hidden]
+            records = [listing.path for listing in listings if listing.is_hidden]
             if _lies_in(top, projects) and not _lies_in(top, records):
                 continue  # walked already
             projects.append(str(top))
             listings += walk_project(str(top))
-        records = sorted({each.path for each in listings if each.is_hidden})
-        in_records = tuple(each for each in projects if _lies_in(Path(each), records))
+        records = sorted({listing.path for listing in listings if listing.is_hidden})
+        in_records = tuple(project for project in projects if _lies_in(Path(project), records))
         secrets = _locate_secrets(_find_secrets(listings), shown)
         return cls(shown, tuple(sorted(secrets)), tuple(records), in_records, tuple(projects))
 
@@ -135,7 +135,7 @@ def wall_command(
         places = _Places(shown)
         argv += [
             *places.show(),
-            *build_folder_args([each for each in shown.folders if each not in places.moved], *ways),
+            *build_folder_args([folder for folder in shown.folders if folder not in places.moved], *ways),
         ]
         argv += _hide_records(shown, places)
         for secret in shown.secrets:
@@ -153,7 +153,7 @@ def wall_command(
         "processes": limits.processes if uid is not None or has_namespace_process_count() else 0,
         "folder": FOLDER,
         "command": list(command),
-        "projects": [places.of(each) for each in shown.projects],
+        "projects": [places.of(project) for project in shown.projects],
         **(settings or {}),
     }
     # Root without capabilities cannot enter another user's folder. The program enters it after changing its user.
@@ -178,7 +178,7 @@ class _Places:
     def __init__(self, shown: ShownFolders) -> None:
         self.moved: dict[str, str] = {}
         for number, folder in enumerate(shown.folders):
-            holds_project = any(Path(each).is_relative_to(folder) for each in shown.projects)
+            holds_project = any(Path(project).is_relative_to(folder) for project in shown.projects)
             if holds_project and _lies_in(Path(folder), _WRITABLE):
                 self.moved[folder] = f"/shown/{number}"
 
@@ -213,7 +213,7 @@ def _hide_records(shown: ShownFolders, places: _Places) -> Iterator[str]:
 
 
 def _lies_in(path: Path, folders: Iterable[str]) -> bool:
-    return any(path.is_relative_to(each) for each in folders)
+    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def _find_secrets(listings: Sequence[ProjectListing]) -> Iterator[Path]:
@@ -223,7 +223,7 @@ def _find_secrets(listings: Sequence[ProjectListing]) -> Iterator[Path]:
     """
     without_rule = read_landlock_version() < LEAST_ABI
     linked: set[tuple[int, int]] = set()
-    for entry in (each for listing in listings for each in listing.files):
+    for entry in (file for listing in listings for file in listing.files):
         if is_secret(entry.name) or (without_rule and is_lock(entry.name)):
             yield Path(entry.path)
             with suppress(OSError):
@@ -231,7 +231,7 @@ def _find_secrets(listings: Sequence[ProjectListing]) -> Iterator[Path]:
                 if found.st_nlink > 1:
                     linked.add((found.st_dev, found.st_ino))
     numbers = {number for _, number in linked}
-    for entry in (each for listing in listings for each in listing.files if each.inode() in numbers):
+    for entry in (file for listing in listings for file in listing.files if file.inode() in numbers):
         with suppress(OSError):
             found = entry.stat(follow_symlinks=False)
             if (found.st_dev, found.st_ino) in linked:
@@ -269,5 +269,5 @@ def _list_own_python() -> Iterator[Path]:
 
 
 def _close_all(descriptors: Iterable[int]) -> None:
-    for each in descriptors:
-        os.close(each)
+    for descriptor in descriptors:
+        os.close(descriptor)

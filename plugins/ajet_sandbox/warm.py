@@ -45,7 +45,7 @@ class ResidentPlan:
     settings: dict[str, Any]
     is_compiled: bool
     user: int | None = None
-    """The user of the started process."""
+    """User id under which the process is started. None: the user of this process."""
     descriptors: list[int] = field(default_factory=list)
     """To be inherited, and closed afterwards."""
     pid_fd: int | None = None
@@ -87,7 +87,7 @@ class WarmSandbox(ABC):
         """
         self._limits = limits
         self._environment = dict(environment)
-        self._turn, self._writing = threading.Lock(), threading.Lock()
+        self._request_lock, self._write_lock = threading.Lock(), threading.Lock()
         self._group: ControlGroup | None = make_control_group(limits) if cgroups else None
         self._folder: FolderAccess | None = None
         self._killed_before = 0
@@ -193,10 +193,11 @@ class WarmSandbox(ABC):
             raise SandboxFailure(self.lost, retryable=False)
         if self._folder is not None:
             return self._folder
-        with self._turn:
+        with self._request_lock:
             return self._receive_folder()
 
     def _start_resident(self, theirs: socket.socket) -> None:
+        """Start the resident: the interpreter process inside the sandbox that runs the calls."""
         number = os.memfd_create("ajet")
         output_fd = os.memfd_create("said")
         try:
@@ -225,8 +226,8 @@ class WarmSandbox(ABC):
                     os.close(plan.pid_fd)
                 raise SandboxFailure(f"{plan.argv[0]} cannot be started: {error.strerror}") from error
             finally:
-                for each in plan.descriptors:
-                    os.close(each)
+                for descriptor in plan.descriptors:
+                    os.close(descriptor)
             theirs.close()  # so that its end is seen
             if plan.is_piped:
                 with suppress(OSError):  # the end of the process is reported in another way
@@ -257,15 +258,15 @@ class WarmSandbox(ABC):
             self._end_processes()
             words = os.pread(output_fd, _MAX_START_OUTPUT, 0).decode(errors="replace").strip()
             raise SandboxFailure(f"{self.mechanism} does not start: {words or 'it says nothing'}", retryable=False)
-        self._others = 0 if self.has_own_process_count else count_processes()
+        self._other_processes = 0 if self.has_own_process_count else count_processes()
         self._owner = plan.settings["uid"] if plan.user is None else plan.user
         self._is_piped = plan.is_piped
-        self._longest = 2 * self._limits.output + (1 << 20)
+        self._max_answer_bytes = 2 * self._limits.output + (1 << 20)
 
     def _receive_folder(self) -> FolderAccess:
         """Receive access to the working folder from the started resident, once.
 
-        The resident sends a descriptor, or reports that it accesses files itself. The caller holds `_turn`.
+        The resident sends a descriptor, or reports that it accesses files itself. The caller holds `_request_lock`.
         """
         if self._folder is None:
             try:
@@ -284,7 +285,7 @@ class WarmSandbox(ABC):
 
     def _ask_resident(self, order: Mapping[str, Any], content: bytes) -> tuple[Mapping[str, Any], list[bytes]]:
         """Send a file request and return the resident's answer and content."""
-        with self._turn:
+        with self._request_lock:
             if self.lost:
                 raise SandboxFailure(self.lost, retryable=False)
             try:
@@ -298,10 +299,10 @@ class WarmSandbox(ABC):
         limits = limits or self._limits
         order |= {
             "do": "call", "wall": limits.wall, "cpu": limits.cpu, "memory": limits.memory,
-            "processes": limits.processes + self._others, "files": limits.files, "output": limits.output,
+            "processes": limits.processes + self._other_processes, "files": limits.files, "output": limits.output,
             "file_size": limits.disk, "disk": limits.disk, "watch_disk": not self.is_disk_bounded,
         }  # fmt: skip
-        with self._turn:
+        with self._request_lock:
             if self.lost:
                 raise SandboxFailure(self.lost, retryable=False)
             self._receive_folder()
@@ -309,18 +310,18 @@ class WarmSandbox(ABC):
             began = time.monotonic()
             try:
                 self.send_frame(pack_frame(order, *blobs))
-                longest = max(self._longest, 2 * limits.output + (1 << 20))
+                longest = max(self._max_answer_bytes, 2 * limits.output + (1 << 20))
                 head, texts = self._receive_answer(began + limits.wall + LATE, longest)
             except (OSError, FrameError) as error:
                 return self._handle_loss(error, time.monotonic() - began)
             return self._parse_result(head, texts)
 
     def send_frame(self, frame: bytes) -> None:
-        with self._writing:
+        with self._write_lock:
             self._line.sendall(frame)
 
-    def _receive_answer(self, until: float, longest: int) -> tuple[dict[str, Any], list[bytes]]:
-        frames = FrameReader(longest)
+    def _receive_answer(self, until: float, limit: int) -> tuple[dict[str, Any], list[bytes]]:
+        frames = FrameReader(limit)
         poll = select.poll()
         poll.register(self._line.fileno(), select.POLLIN)
         while True:

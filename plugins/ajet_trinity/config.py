@@ -169,6 +169,7 @@ def _is_default(experiment: Experiment, name: str) -> bool:
 
 
 def _list_refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
+    """Yield an error for each setting that Trinity cannot follow, so that none is ignored silently."""
     ajet = experiment.ajet
     trainer, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
     engines, parallel = count_engines(experiment), ajet.rollout.tensor_model_parallel_size

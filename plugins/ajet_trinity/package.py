@@ -54,4 +54,4 @@ def find_version(folder: Path | None) -> str | None:
         if folder is None
         else metadata.distributions(name=DISTRIBUTION, path=[str(folder)])
     )
-    return next((each.version for each in distributions), None)
+    return next((distribution.version for distribution in distributions), None)

@@ -180,7 +180,7 @@ def prepare_config(
     tasks = drop_overlong(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     overlap = find_overlap(tasks, reader.tasks("validation")) if reader.has("validation") else None
-    sink.review(open_algorithm(settings, base=experiment.base), train=len(tasks), validates=False, known=overlap)
+    sink.review(open_algorithm(settings, base=experiment.base), train=len(tasks), validates=False, overlap=overlap)
     launch = TrinityLaunch(run.path / FOLDER, f"ajet-{run.run_id}", settings.count_steps(len(tasks)))
     return compose_trinity_config(experiment, model_folder=model, run=launch), order, words, tokenizer
 
@@ -214,7 +214,7 @@ class TrinityRecord(RayRecord):
 
     def __init__(self, experiment: Experiment, run: RunDirectory, sink: RunSink, tickets: LaunchTickets) -> None:
         super().__init__(experiment, run, sink, tickets)
-        self._assigned: dict[int, CreditNotice] = {}
+        self._credit_of_step: dict[int, CreditNotice] = {}
         """Advantages of steps that Trinity's trainer has not reported yet, by step."""
 
     def handle_notice(self, letter: Notice) -> None:
@@ -226,10 +226,10 @@ class TrinityRecord(RayRecord):
             UserError: a whole batch failed, several batches had no score, or too many processes died.
         """
         if isinstance(letter, CreditNotice):
-            self._assigned[letter.step] = letter
+            self._credit_of_step[letter.step] = letter
             return
         if isinstance(letter, StepNotice):
-            assigned = self._assigned.pop(letter.step)
+            assigned = self._credit_of_step.pop(letter.step)
             letter = StepNotice(letter.step, assigned.metrics | letter.metrics, assigned.credited)
         super().handle_notice(letter)
         # The last checkpoint is written after the step's metrics were recorded.

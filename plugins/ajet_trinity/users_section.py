@@ -187,10 +187,10 @@ def read_trinity_keys() -> Keys:
 
 
 def _list_fields(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
-    for each in body:
-        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-            kind = ast.unparse(each.annotation)
-            yield each.target.id, kind.removeprefix("Optional[").removesuffix("]")
+    for statement in body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            kind = ast.unparse(statement.annotation)
+            yield statement.target.id, kind.removeprefix("Optional[").removesuffix("]")
 
 
 def _has_key(tree: Any, path: tuple[str, ...]) -> bool:

@@ -144,7 +144,9 @@ class TrlRollout:
     def __init__(
         self, rollout: Rollout, engine: TokenEngine, run: RunDirectory, order: TaskOrder, repeats: int
     ) -> None:
-        self._rollout, self._engine, self._run = rollout, engine, run
+        self._rollout = rollout
+        self._engine = engine
+        self._run = run
         self._order, self._repeats = order, repeats
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
@@ -154,7 +156,7 @@ class TrlRollout:
         count = len(prompts) // self._repeats
         tasks = [(position, self._order.task(position)) for position in range(step * count, (step + 1) * count)]
         groups = sorted(self._rollout.play(tasks, step=step + 1, split="train"), key=lambda group: group.order)
-        episodes = [each for group in groups for each in sorted(group.episodes, key=lambda one: one.repeat)]
+        episodes = [episode for group in groups for episode in sorted(group.episodes, key=lambda one: one.repeat)]
         self._run.episodes.write(step + 1, "train", episodes)
         self._run.status.set(step=step + 1)
         refuse_if_all_failed(episodes, step + 1)
@@ -169,7 +171,7 @@ class TrlRollout:
             logger.warning(
                 "{} of {} episodes are not trained: TRL needs exactly one sequence per episode ({} has {})",
                 len(unusable), len(episodes), unusable[0].uuid,
-                len([each for each in unusable[0].timelines if each.sampled]),
+                len([timeline for timeline in unusable[0].timelines if timeline.sampled]),
             )  # fmt: skip
         return columns
 

@@ -109,4 +109,4 @@ def find_version(folder: Path | None) -> str | None:
     places = (
         metadata.distributions(name="trl") if folder is None else metadata.distributions(name="trl", path=[str(folder)])
     )
-    return next((each.version for each in places), None)
+    return next((place.version for place in places), None)

@@ -44,7 +44,7 @@ def build_grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dic
     unmet = [
         (config.rollout.engine not in ("auto", "transformers"), f"rollout.engine: {config.rollout.engine}"),
         (config.model.dtype not in ("auto", "float32"), f"model.dtype: {config.model.dtype}"),
-        (any(not each.only_with_flag for each in services), "services; start them before it"),
+        (any(not service.only_with_flag for service in services), "services; start them before it"),
     ]
     if unsupported := [name for is_unmet, name in unmet if is_unmet]:
         raise ValueError(f"the train engine trl does not support {unsupported[0]}")

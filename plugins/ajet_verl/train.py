@@ -235,7 +235,7 @@ def _prepare_config(
     held_out = reader.tasks("validation") if reader.has("validation") else []
     overlap = find_overlap(tasks, held_out) if reader.has("validation") else None
     run.status.set(**{TO_VALIDATE: len(held_out) * settings.validation_repeats})
-    sink.review(algorithm, train=len(tasks), validates=overlap is not None, known=overlap)
+    sink.review(algorithm, train=len(tasks), validates=overlap is not None, overlap=overlap)
     config["data"][KEY] = pack_experiment(experiment, run_id=run.run_id)
     config["trainer"].update(total_training_steps=steps, total_epochs=1)  # verl's list of tasks is endless
     if not reader.has("validation"):

@@ -68,10 +68,10 @@ class Views:
         self.library = library
         self._spell_for = spell_for
         self._tables: dict[Path, EpisodeTable] = {}
-        self._spells: dict[Path, Spell | None] = {}
+        self._spell_of_run: dict[Path, Spell | None] = {}
         self._checkpoints: dict[Path, Checkpoints] = {}
         self._settings = RunSettings()
-        self._spelling = threading.Lock()
+        self._spell_lock = threading.Lock()
 
     def runs(self) -> dict[str, Any]:
         """Return all runs, each with the settings that differ between runs."""
@@ -194,10 +194,10 @@ class Views:
 
     def _load_speller(self, name: str) -> Spell | None:
         folder = self.library.path(name)
-        with self._spelling:  # several requests at once ask for the first tokens of a run
-            if folder not in self._spells:
-                self._spells[folder] = self._spell_for(folder)
-            return self._spells[folder]
+        with self._spell_lock:  # several requests at once ask for the first tokens of a run
+            if folder not in self._spell_of_run:
+                self._spell_of_run[folder] = self._spell_for(folder)
+            return self._spell_of_run[folder]
 
 
 def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starlette:

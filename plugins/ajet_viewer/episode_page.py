@@ -133,7 +133,7 @@ def list_token_lines(episode: Episode) -> list[Timeline]:
 
 
 def build_token_window(
-    episode: Episode, timeline: Timeline, start: int, stop: int, spell: Spell | None, *, most: int = PIECE
+    episode: Episode, timeline: Timeline, start: int, stop: int, spell: Spell | None, *, limit: int = PIECE
 ) -> dict[str, Any]:
     """Return a part of a token sequence for the page, as one list per column.
 
@@ -141,9 +141,9 @@ def build_token_window(
         start: index of the first token.
         stop: index after the last token.
         spell: returns the text of token ids, or None if no tokenizer is available; `text` is None then.
-        most: maximum number of tokens.
+        limit: maximum number of tokens.
     """
-    part = slice(max(start, 0), min(stop, start + most, len(timeline.ids)))
+    part = slice(max(start, 0), min(stop, start + limit, len(timeline.ids)))
     ids = timeline.ids[part].tolist()
     return {
         "start": part.start,

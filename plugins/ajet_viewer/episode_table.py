@@ -124,7 +124,10 @@ def _read_new_lines(file: _EpisodeFile) -> None:
         with open_record_file(file.path) as stream:
             status = os.fstat(stream.fileno())
             if status.st_ino != file.inode or status.st_size < file.end:
-                file.inode, file.end, file.rows, file.damaged = status.st_ino, 0, [], 0
+                file.inode = status.st_ino
+                file.end = 0
+                file.rows = []
+                file.damaged = 0
             stream.seek(file.end)
             while True:
                 try:
@@ -142,7 +145,10 @@ def _read_new_lines(file: _EpisodeFile) -> None:
                     file.damaged += 1
     except RecordFileError:
         about = file.path.lstat()  # the file is read again only after it was replaced or changed
-        file.inode, file.end, file.rows, file.damaged = about.st_ino, about.st_size, [], 1
+        file.inode = about.st_ino
+        file.end = about.st_size
+        file.rows = []
+        file.damaged = 1
     except OSError:
         return
 

@@ -62,7 +62,7 @@ def build_frozen_page(views: Views, name: str, spell: Spell | None) -> str:
             token_count = min(len(line.ids), max(0, before))
             before -= token_count
             tokens[row["uuid"]].append(
-                episode_page.build_token_window(episode, line, 0, token_count, spell, most=token_count)
+                episode_page.build_token_window(episode, line, 0, token_count, spell, limit=token_count)
             )
     left_out = len(everything) - len(rows) - damaged
     notes = ["a copy"]

@@ -31,7 +31,7 @@ from ajet.schema.errors import AjetError, UserError
 from ajet_viewer.notes import read_notes
 
 MARKS = ("status.json", "run.json", "metrics.jsonl")
-"""File names of which a run folder has at least one."""
+"""A folder with at least one of these files is a run folder."""
 WITHIN = ("debug", "eval", "prompt")
 """Subfolders of a run with further runs."""
 REWARDS = ("train/reward", "debug/reward")
@@ -58,7 +58,7 @@ class Library:
 
     def __init__(self, root: Path, *, only: str | None = None) -> None:
         self.root, self.only = root.resolve(), only
-        self._read: dict[Path, tuple[Stamp, Any]] = {}
+        self._parsed_files: dict[Path, tuple[Stamp, Any]] = {}
         """File -> (stamp, parsed content)."""
 
     @classmethod
@@ -88,8 +88,8 @@ class Library:
         folders = list(self._list_run_folders())
         rows = [self._read_row(folder) for folder in folders]
         present = {folder / name for folder in folders for name in ("status.json", "metrics.jsonl", FILE)}
-        for removed in self._read.keys() - present:
-            self._read.pop(removed, None)
+        for removed in self._parsed_files.keys() - present:
+            self._parsed_files.pop(removed, None)
         return sorted(rows, key=lambda row: row["updated"] or 0, reverse=True)
 
     def _read_row(self, folder: Path) -> dict[str, Any]:
@@ -102,12 +102,12 @@ class Library:
     def _read_cached(self, folder: Path, name: str, read: Callable[[Path], T]) -> T:
         path = folder / name
         stamp = _read_stamp(path)  # taken before the read, so that a file written meanwhile is read again
-        cached = self._read.get(path)
+        cached = self._parsed_files.get(path)
         if cached is not None and cached[0] == stamp:
             content: T = cached[1]
             return content
         content = read(folder)
-        self._read[path] = (stamp, content)
+        self._parsed_files[path] = (stamp, content)
         return content
 
     def _may_name_run(self, name: str) -> bool:

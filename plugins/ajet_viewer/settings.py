@@ -31,7 +31,7 @@ class RunSettings:
     """Reads the settings of runs, and caches them until their file changes."""
 
     def __init__(self) -> None:
-        self._read: dict[Path, tuple[tuple[int, int], dict[str, Value]]] = {}
+        self._parsed_settings: dict[Path, tuple[tuple[int, int], dict[str, Value]]] = {}
 
     def of(self, folder: Path) -> dict[str, Value]:
         """Return the settings of a run by dotted key, with lists as text, or {} if they cannot be read."""
@@ -42,12 +42,12 @@ class RunSettings:
             except OSError:
                 continue
             state = (status.st_mtime_ns, status.st_size)
-            if self._read.get(path, (None,))[0] != state:
-                self._read[path] = (
+            if self._parsed_settings.get(path, (None,))[0] != state:
+                self._parsed_settings[path] = (
                     state,
                     {key: _shorten_value(value) for key, value in read_settings(path) if key not in NAMES},
                 )
-            return self._read[path][1]
+            return self._parsed_settings[path][1]
         return {}
 
 

@@ -141,11 +141,11 @@ def _parse_range(query: Mapping[str, str], name: str) -> tuple[float, float] | N
         raise FilterError(f"{name}: a number or a range such as 0.2..0.8, not {text!r}") from error
 
 
-def _parse_count(query: Mapping[str, str], name: str, default: int, most: int) -> int:
+def _parse_count(query: Mapping[str, str], name: str, default: int, limit: int) -> int:
     text = query.get(name, "")
     if not text:
         return default
-    return min(parse_integer(name, text), most)
+    return min(parse_integer(name, text), limit)
 
 
 def parse_integer(name: str, given: str) -> int:

@@ -101,7 +101,7 @@ END_S = 5.0
 
 
 def open_viewer(
-    place: Path,
+    path: Path,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -112,7 +112,7 @@ def open_viewer(
     """Serve runs in a browser until interrupted, or write one run to an HTML file. Return the exit code 0.
 
     Args:
-        place: a folder of runs, or a run's folder.
+        path: a folder of runs, or a run's folder.
         host: address to listen on.
         port: port to listen on, 0 for any free port.
         browser: True to open a browser on a desktop.
@@ -126,33 +126,33 @@ def open_viewer(
     from ajet_viewer.app import Views
     from ajet_viewer.library import Library
 
-    if not place.is_dir():
-        raise _make_missing_error(place)
-    views = Views(Library.of(place), find_speller)
+    if not path.is_dir():
+        raise _make_missing_error(path)
+    views = Views(Library.of(path), find_speller)
     if views.library.only is None and not views.library.names():
         if file is not None:
-            raise UserError("This folder contains no run.", where=str(place), expected="a run")
-        print_line(f"{place} contains no run yet; new runs appear here when they start.")
+            raise UserError("This folder contains no run.", where=str(path), expected="a run")
+        print_line(f"{path} contains no run yet; new runs appear here when they start.")
     if file is None:
         return _serve_views(views, host, port, browser, is_attached)
-    return _write_page(views, place, file)
+    return _write_page(views, path, file)
 
 
-def _make_missing_error(place: Path) -> UserError:
+def _make_missing_error(path: Path) -> UserError:
     expected = "a run folder, or a folder of runs"
-    if place.exists():
-        return UserError(f"{place.name} is a file, not a run.", where=str(place), expected=expected)
+    if path.exists():
+        return UserError(f"{path.name} is a file, not a run.", where=str(path), expected=expected)
     from ajet.config.experiment import DEFAULT_ROOT
 
     begins = f"`{format_command('--conf', 'FILE.yaml')}` starts a run; --exp-dir selects another folder of runs"
-    if place.name == DEFAULT_ROOT:
-        message = f"There is no folder {place.name}: no run was started in this folder yet."
-        return UserError(message, where=str(place), expected=expected, do=begins)
+    if path.name == DEFAULT_ROOT:
+        message = f"There is no folder {path.name}: no run was started in this folder yet."
+        return UserError(message, where=str(path), expected=expected, do=begins)
     return UserError(
-        f"There is no run or folder named {place.name}.",
-        where=str(place),
+        f"There is no run or folder named {path.name}.",
+        where=str(path),
         expected=expected,
-        do=suggest_run(place.name, place.parent) if place.parent.is_dir() else begins,
+        do=suggest_run(path.name, path.parent) if path.parent.is_dir() else begins,
     )
 
 
@@ -170,13 +170,13 @@ def choose_place(named: str, root: Path) -> Path:
     return newest or (path if path.is_dir() or (path.exists() and not (root / named).exists()) else root / named)
 
 
-def _write_page(views: Views, place: Path, file: Path) -> int:
+def _write_page(views: Views, path: Path, file: Path) -> int:
     from ajet_viewer.export import write_frozen_page
 
     if views.library.only is None:
         raise UserError(
             "One file can contain one run only, but this folder has several.",
-            where=str(place),
+            where=str(path),
             expected="a run",
             do=f"name one of: {', '.join(views.library.names()[:8])}",
         )

@@ -68,21 +68,21 @@ class VllmEngine:
         self._names = itertools.count()
         self._salt = secrets.token_hex(8)
         self._outbox, self._flushing = Outbox(), False
-        self._pauses, self._gate = 0, asyncio.Lock()
-        self._closing = False
+        self._pause_count, self._pause_lock = 0, asyncio.Lock()
+        self._is_closing = False
         self._failure = ""
-        self._shared = SharedBucket() if self._launch.device.type == "cpu" else None
+        self._shared_bucket = SharedBucket() if self._launch.device.type == "cpu" else None
         resource_tracker.ensure_running()  # started later, the tracker would undo the signal mask of `_run_loop`
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="ajet-vllm", daemon=True)
         self._thread.start()
         self._llm: AsyncLLM
-        self._before = _list_children()
+        self._earlier_children = _list_children()
         sockets.opened()
         try:
             self._run_in_thread(self._start_vllm())
         except BaseException:
-            for process in _list_children() - self._before:
+            for process in _list_children() - self._earlier_children:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             self._end_thread()
@@ -100,7 +100,7 @@ class VllmEngine:
         params = sampling_params(request, limit)
         stream = TokenStream(asyncio.get_running_loop())
         with self._lock:
-            if self._closing or self._failure:
+            if self._is_closing or self._failure:
                 raise EngineFailure(self._failure or "the engine is closed", retryable=False)
             call = asyncio.run_coroutine_threadsafe(self._serve_call(request, params, stream), self._loop)
             self._calls.add(call)
@@ -180,9 +180,9 @@ class VllmEngine:
     def close(self) -> None:
         """End vLLM's processes; running calls fail with EngineFailure. Idempotent."""
         with self._lock:
-            if self._closing:
+            if self._is_closing:
                 return
-            self._closing = True
+            self._is_closing = True
         self._run_in_thread(self._stop_vllm())
         self._end_thread()
 
@@ -262,16 +262,16 @@ class VllmEngine:
         self._outbox.send()
 
     async def _pause_generation(self, drop: bool) -> None:
-        async with self._gate:
+        async with self._pause_lock:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
-            self._pauses += 1
+            self._pause_count += 1
             if drop:
                 await self._llm.reset_prefix_cache()
 
     async def _resume_generation(self) -> None:
-        async with self._gate:
-            self._pauses -= 1
-            if not self._pauses and not self._closing:
+        async with self._pause_lock:
+            self._pause_count -= 1
+            if not self._pause_count and not self._is_closing:
                 await self._llm.resume_generation()
 
     async def _update_weights(self, version: int) -> None:
@@ -286,10 +286,10 @@ class VllmEngine:
             return set()
         tensors = self._weights()
         loaded: set[str] = set()
-        for bucket in device_buckets(tensors) if self._shared is None else self._shared.buckets(tensors):
+        for bucket in device_buckets(tensors) if self._shared_bucket is None else self._shared_bucket.buckets(tensors):
             [names] = await self._llm.collective_rpc("ajet_load", args=(bucket,))
             loaded.update(names)
-        self.memory["bucket"] = self._shared.size if self._shared is not None else 0
+        self.memory["bucket"] = self._shared_bucket.size if self._shared_bucket is not None else 0
         return loaded
 
     async def _list_untouched(self) -> list[str]:
@@ -309,8 +309,8 @@ class VllmEngine:
         await asyncio.gather(*others, return_exceptions=True)
         self._flush_outbox()
         self._llm.shutdown(timeout=PATIENCE)
-        if self._shared is not None:
-            self._shared.close()
+        if self._shared_bucket is not None:
+            self._shared_bucket.close()
 
     # ---- in callers' threads ----
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 SETTLE_POLL_S = 0.05
 """Seconds between two checks of a call that waits for confirmed weights."""
 PROBE_TEMPERATURE = 2.0
-"""A temperature at which both kinds of logprobs differ."""
+"""Temperature of the probe: raw and temperature-scaled logprobs differ at it."""
 PROBE_TOKENS = 8
 STARTUP_TIMEOUT_S = 60.0
 """Maximum seconds of silence during the server's first requests."""
@@ -91,9 +91,9 @@ class RemoteEngine:
         self._idle = threading.Condition()
         self._closed = False
         self.calls: dict[asyncio.Task[None], TokenStream] = {}
-        self._drains = 0
+        self._drain_count = 0
         """Number of active `drain_calls` blocks; no call starts while positive."""
-        self._expected: str | None = None
+        self._expected_weights: str | None = None
         """Confirmed name of the server's weights; None disables the check."""
         self.has_unknown_weights = False
         """True after a call found another name; no call starts until the next `confirm_weights`."""
@@ -104,7 +104,7 @@ class RemoteEngine:
                 served = self._read_served_model(client)
                 self.model = str(served["id"])
                 server_version = self._read_server_version(client)
-                longest = self.wire.longest(client, served)
+                longest = self.wire.find_max_length(client, served)
                 self.max_model_len = min(max_model_len or longest, longest)
                 self.reports_sampled = self.constrains = self._probe_logprobs(client)
         except httpx.ReadTimeout as error:
@@ -197,7 +197,9 @@ class RemoteEngine:
             name: the server's name for them; None if it has none.
         """
         with self._idle:
-            self.version, self._expected, self.has_unknown_weights = version, name, False
+            self.version = version
+            self._expected_weights = name
+            self.has_unknown_weights = False
             self._salt = secrets.token_urlsafe(16)
 
     @contextmanager
@@ -208,7 +210,7 @@ class RemoteEngine:
             on_wait: called about once per second until running calls have ended.
         """
         with self._idle:
-            self._drains += 1
+            self._drain_count += 1
         try:
             while True:
                 with self._idle:
@@ -218,7 +220,7 @@ class RemoteEngine:
             yield
         finally:
             with self._idle:
-                self._drains -= 1
+                self._drain_count -= 1
 
     def score(self, ids: Sequence[int]) -> list[float]:
         """Return the server's log-probabilities of `ids[1:]` at temperature 1.
@@ -231,8 +233,8 @@ class RemoteEngine:
             with httpx.Client(
                 base_url=self.base_url, headers=self.headers, timeout=build_timeout(self._server.silence)
             ) as client:
-                body = self.wire.score_body(known, 1, secrets.token_urlsafe(16))
-                return self.wire.scored(self._post_json(client, body), known[1:])
+                body = self.wire.build_score_body(known, 1, secrets.token_urlsafe(16))
+                return self.wire.parse_scores(self._post_json(client, body), known[1:])
         except (httpx.HTTPError, EngineFailure, ValueError) as error:
             why = self._server.clean(str(error)) or type(error).__name__
             raise choose_error_type(error)(
@@ -261,7 +263,7 @@ class RemoteEngine:
     def _read_served_model(self, client: httpx.Client) -> dict[str, Any]:
         response = client.get("/v1/models", timeout=20.0)
         if response.status_code >= 400:
-            raise self._server.refused(response.status_code, response.text)
+            raise self._server.make_refusal_error(response.status_code, response.text)
         served: dict[str, Any] = load_json(response.content)["data"][0]
         return served
 
@@ -285,17 +287,17 @@ class RemoteEngine:
         prompt = np.arange(1, 3, dtype=np.int32)
         limit = min(PROBE_TOKENS, self.max_model_len - len(prompt))
         request = TokenRequest(prompt, Sampling(limit, temperature=PROBE_TEMPERATURE), DrawKey(0, 0, 0, 0))
-        body = {**self.wire.body(request, limit, self._make_cache_salt(0)), "stream": False}
-        tokens, reported = self.wire.drawn(self._post_json(client, body))
-        body = self.wire.score_body([*prompt.tolist(), *tokens], len(prompt), self._make_cache_salt(0))
-        unit = self.wire.scored(self._post_json(client, body), tokens)
+        body = {**self.wire.build_body(request, limit, self._make_cache_salt(0)), "stream": False}
+        tokens, reported = self.wire.parse_drawn(self._post_json(client, body))
+        body = self.wire.build_score_body([*prompt.tolist(), *tokens], len(prompt), self._make_cache_salt(0))
+        unit = self.wire.parse_scores(self._post_json(client, body), tokens)
         return bool(np.abs(np.subtract(reported, unit)).mean() > SAME_LOGPROB_NATS)
 
     def _post_json(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
         response = client.post(self.wire.route, json=body)
         if response.status_code >= 400:
-            raise self._server.refused(response.status_code, response.text)
-        answer: dict[str, Any] = load_json(response.content, most=MOST_VALUES)
+            raise self._server.make_refusal_error(response.status_code, response.text)
+        answer: dict[str, Any] = load_json(response.content, limit=MOST_VALUES)
         return answer
 
     async def _add_unit_logprobs(self, request: TokenRequest, held: list[TokenChunk], version: int) -> TokenChunk:
@@ -314,11 +316,11 @@ class RemoteEngine:
                 merged.routed_experts = chunk.routed_experts
         if merged.ids:
             prompt: list[int] = request.prompt_ids.tolist()
-            body = self.wire.score_body([*prompt, *merged.ids], len(prompt), self._make_cache_salt(version))
+            body = self.wire.build_score_body([*prompt, *merged.ids], len(prompt), self._make_cache_salt(version))
             response = await self._open_client().post(self.wire.route, json=body)
             if response.status_code >= 400:
-                raise self._server.refused(response.status_code, response.text)
-            merged.logprobs_unit = self.wire.scored(self._server.parsed(response.text), merged.ids)
+                raise self._server.make_refusal_error(response.status_code, response.text)
+            merged.logprobs_unit = self.wire.parse_scores(self._server.parse_event(response.text), merged.ids)
         return merged
 
     def _start_call(
@@ -327,7 +329,7 @@ class RemoteEngine:
         with self._idle:
             if self._closed:
                 raise EngineFailure("the engine is closed", retryable=False)
-            if self._drains or self.has_unknown_weights:
+            if self._drain_count or self.has_unknown_weights:
                 return None
             task = loop.create_task(self._serve_call(request, limit, self.version, stream, needs_unit))
             self.calls[task] = stream
@@ -335,14 +337,16 @@ class RemoteEngine:
 
     async def _require_expected(self, failure: type[EngineFailure] = EngineFailure) -> None:
         """Raise `failure` unless the server's current name for its weights is the confirmed one."""
-        if self._expected is None:
+        if self._expected_weights is None:
             return
         answer = await self._open_client().get(self.wire.name_route)
         known = answer.status_code == 200
-        name = self._server.parsed(answer.text).get("weight_version") if known else f"status {answer.status_code}"
-        if name != self._expected:
+        name = self._server.parse_event(answer.text).get("weight_version") if known else f"status {answer.status_code}"
+        if name != self._expected_weights:
             self.has_unknown_weights = True
-            raise failure(f"another process changed the server's weights: they are {name}, expected {self._expected}")
+            raise failure(
+                f"another process changed the server's weights: they are {name}, expected {self._expected_weights}"
+            )
 
     def _check_weight_names(self, reply: StreamedReply) -> bool:
         """Return False if the server did not name the weights of the reply's tokens.
@@ -353,10 +357,11 @@ class RemoteEngine:
         names = reply.weight_names
         if names is None:
             return False
-        if self._expected is not None and names != {self._expected}:
+        if self._expected_weights is not None and names != {self._expected_weights}:
             self.has_unknown_weights = True
             raise EngineFailure(
-                f"another process changed the server's weights: {sorted(names)} sampled instead of {self._expected}"
+                f"another process changed the server's weights: {sorted(names)} sampled instead of "
+                f"{self._expected_weights}"
             )
         if len(names) > 1:
             raise EngineFailure(f"the server's weights changed within the reply: {sorted(names)}")
@@ -372,7 +377,7 @@ class RemoteEngine:
         try:
             await self._require_expected(CallNotStartedError)
             async for chunk in self._stream_chunks(
-                self.wire.body(request, limit, self._make_cache_salt(version)), reply
+                self.wire.build_body(request, limit, self._make_cache_salt(version)), reply
             ):
                 if needs_unit:
                     held.append(chunk)
@@ -391,7 +396,7 @@ class RemoteEngine:
         except EngineFailure as error:
             failure = error
         except httpx.HTTPError as problem:
-            failure = self._server.unreachable(problem)
+            failure = self._server.make_connection_error(problem)
         finally:
             if not finished:
                 stream.put(failure)
@@ -399,12 +404,14 @@ class RemoteEngine:
     async def _stream_chunks(self, body: dict[str, Any], reply: StreamedReply) -> AsyncIterator[TokenChunk]:
         async with self._open_client().stream("POST", self.wire.route, json=body) as response:
             if response.status_code >= 400:
-                raise self._server.refused(response.status_code, (await response.aread()).decode("utf-8", "replace"))
+                raise self._server.make_refusal_error(
+                    response.status_code, (await response.aread()).decode("utf-8", "replace")
+                )
             async for line in response.aiter_lines():
                 data = line[5:].strip() if line.startswith("data:") else ""
                 if data == "[DONE]":
                     break
-                chunk = reply.read(self._server.parsed(data)) if data else None
+                chunk = reply.read(self._server.parse_event(data)) if data else None
                 if chunk is not None:
                     yield chunk
         yield reply.end()

@@ -57,7 +57,7 @@ class OutputReader:
     """Converts the outputs of one request to chunks."""
 
     def __init__(self, top_logprobs: int) -> None:
-        self._top = top_logprobs
+        self._top_logprobs = top_logprobs
         self._tokens = 0
         self._version = -1
 
@@ -92,8 +92,8 @@ class OutputReader:
             chunk.ids.append(token)
             chunk.logprobs.append(min(columns.logprobs[start], 0.0))
             chunk.logprobs_unit.append(min(columns.logprobs[start + 1], 0.0))
-            if self._top:
-                likeliest = range(start + 2, min(stop, start + 2 + self._top))
+            if self._top_logprobs:
+                likeliest = range(start + 2, min(stop, start + 2 + self._top_logprobs))
                 chunk.top.append([(LIKELIEST - columns.token_ids[at], columns.logprobs[at]) for at in likeliest])
             self._version, self._tokens = version, self._tokens + 1
         if piece.finish_reason is not None:

@@ -44,16 +44,16 @@ class ServerFollower(EngineFollower):
         self.tokenizer, self._first = tokenizer, first
         self.engine = open_remote(config, vocabulary=len(tokenizer))
         self._weights = self.engine.weights()
-        self._known = False
-        self._looked = UNKNOWN
+        self._has_known_version = False
+        self._last_compared = UNKNOWN
         """Newest version compared with a server that cannot load weights."""
-        self._away = 0.0
+        self._away_since = 0.0
         """Time since the server has not answered; 0 if it answers."""
 
     @property
     def version(self) -> int:
         """Version of the server's weights; UNKNOWN before verification and after a change by another process."""
-        return self.engine.version if self._known and not self.engine.has_unknown_weights else UNKNOWN
+        return self.engine.version if self._has_known_version and not self.engine.has_unknown_weights else UNKNOWN
 
     def load_weights(
         self,
@@ -74,8 +74,8 @@ class ServerFollower(EngineFollower):
             taken = self._load_version(folder, version, probe, on_wait, is_leader=is_leader)
         except ServerAwayError as away:
             now = time.monotonic()
-            self._away = self._away or now
-            if now - self._away > AWAY:
+            self._away_since = self._away_since or now
+            if now - self._away_since > AWAY:
                 raise
             raise FileNotFoundError(away.what) from away
         except UserError as problem:
@@ -84,7 +84,7 @@ class ServerFollower(EngineFollower):
             raise FileNotFoundError(
                 f"the weights in {folder} were deleted while they were loaded: {problem.what}"
             ) from problem
-        self._away = 0.0
+        self._away_since = 0.0
         return taken
 
     def _load_version(
@@ -120,7 +120,7 @@ class ServerFollower(EngineFollower):
 
     def _send_weights(self, name: str, wanted: str, folder: Path | None, version: int, probe: WeightsProbe) -> None:
         if name != wanted:
-            self._known = False
+            self._has_known_version = False
             if folder is not None:
                 self._weights.give(folder, wanted)
             elif probe.matches(version, self.engine.score(probe.ids)):  # the initial weights, still without a name
@@ -129,7 +129,7 @@ class ServerFollower(EngineFollower):
                 self._weights.give(self._first, wanted)
         scores = self.engine.score(probe.ids)
         if not probe.matches(version, scores):
-            self._known = False
+            self._has_known_version = False
             if (now := self._weights.name()) != wanted:
                 raise ConcurrentLoadError(f"the server has the weights {now}, although this process loaded {wanted}")
             gap = probe.measure_gap(version, scores)
@@ -140,23 +140,23 @@ class ServerFollower(EngineFollower):
                 "CPU loads later weights only in part: let ajet sample start vLLM itself there",
             )
         self.engine.confirm_weights(version, wanted)
-        self._known = True
+        self._has_known_version = True
 
     def _match_fixed_weights(self, version: int, probe: WeightsProbe) -> bool:
-        if self._looked == version:
+        if self._last_compared == version:
             return self.version == version
         scores = self.engine.score(probe.ids)
         has = probe.find_oldest(scores)
-        if has is None or (self._known and not probe.matches(self.engine.version, scores)):
+        if has is None or (self._has_known_version and not probe.matches(self.engine.version, scores)):
             raise self._build_refusal(
                 "by its log-probabilities of a test text, it has none of the weights that the trainer announced",
                 "the weights of model.path; a server that can load later weights must be started with "
                 f"{self._weights.cannot}",
             )
-        if not self._known:
+        if not self._has_known_version:
             self.engine.confirm_weights(has, None)
-            self._known = True
-        self._looked = version
+            self._has_known_version = True
+        self._last_compared = version
         if self.version != version:
             logger.info(
                 "the inference server stays at policy version {} although the trainer announced version {}: the "

@@ -84,12 +84,12 @@ class SglangReply(StreamedReply):
             raise EngineFailure(
                 f"the server counts {new} new tokens, but sent {len(ids)} tokens with {len(rows)} log-probabilities"
             )
-        top = info["output_top_logprobs"][-new:] if self._top else []
+        top = info["output_top_logprobs"][-new:] if self._top_logprobs else []
         chunk = TokenChunk([], [], [], self._version)
         for token, (logprob, named, *_) in zip(ids[-new:], rows[-new:], strict=True):
             self._add_token(chunk, token, named, logprob)
         # tokens excluded by a schema have null as logprob, because JSON lacks infinity
-        likely = [[(int(token), logprob) for logprob, token, *_ in row[: self._top]] for row in top]
+        likely = [[(int(token), logprob) for logprob, token, *_ in row[: self._top_logprobs]] for row in top]
         chunk.top = [[(token, float(logprob)) for token, logprob in row if logprob is not None] for row in likely]
         return chunk
 
@@ -108,11 +108,11 @@ class SglangWire(Wire):
     version_route = INFO_ROUTE
     tested_versions = ">=0.5.23"
 
-    def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
+    def find_max_length(self, client: httpx.Client, served: dict[str, Any]) -> int:
         """Return the longest accepted sequence, less than the context because SGLang reserves some tokens."""
         return int(load_json(client.get(INFO_ROUTE).raise_for_status().content)["max_req_input_len"]) - 1
 
-    def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
+    def build_body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
         """Build the JSON body of a generate request.
 
         Without stop ids the reply continues past the model's end token. With stop ids SGLang always stops at the end
@@ -145,7 +145,7 @@ class SglangWire(Wire):
             "stream": True,
         }
 
-    def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
+    def build_score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
         """Build the request that scores ids from position `first`."""
         return {
             "input_ids": ids,
@@ -156,7 +156,7 @@ class SglangWire(Wire):
             "stream": False,
         }
 
-    def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
+    def parse_scores(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
         """Return the logprobs at temperature 1 of `ids`, the last ids of a scored prompt.
 
         Raises:
@@ -172,7 +172,7 @@ class SglangWire(Wire):
                 "the server returned log-probabilities of other tokens than it sampled, or none"
             ) from problem
 
-    def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
+    def parse_drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
         """Return the sampled ids and their logprobs from a response."""
         rows = answer["meta_info"]["output_token_logprobs"]
         return [int(row[1]) for row in rows], [float(row[0]) for row in rows]

@@ -136,10 +136,10 @@ class VllmReply(StreamedReply):
         chunk = TokenChunk([], [], [], self._version)
         for token, entry in zip(ids, content, strict=True):
             self._add_token(chunk, token, read_token_id(entry), entry["logprob"])
-            if self._top:
+            if self._top_logprobs:
                 rows = [(read_token_id(row), float(row["logprob"])) for row in entry["top_logprobs"]]
                 rows.sort(key=lambda row: -row[1])  # vLLM lists the sampled token first, even if unlikely
-                chunk.top.append(rows[: self._top])
+                chunk.top.append(rows[: self._top_logprobs])
         return chunk
 
 
@@ -157,11 +157,11 @@ class VllmWire(Wire):
     version_route = "/version"
     tested_versions = SUPPORTED_VERSIONS
 
-    def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
+    def find_max_length(self, client: httpx.Client, served: dict[str, Any]) -> int:
         """Return the longest sequence the server accepts."""
         return int(served.get("max_model_len") or 1 << 30)
 
-    def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
+    def build_body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
         """Build the JSON body of a generate request."""
         sampling = request.sampling
         params: dict[str, Any] = {
@@ -187,12 +187,12 @@ class VllmWire(Wire):
             "cache_salt": salt,
         }
 
-    def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
+    def build_score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
         """Build the request that scores the complete prompt; vLLM cannot score a part."""
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
         return {"token_ids": ids, "sampling_params": params, "stream": False, "cache_salt": salt}
 
-    def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
+    def parse_scores(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
         """Return the logprobs at temperature 1 of `ids`, the last ids of a scored prompt.
 
         Raises:
@@ -208,7 +208,7 @@ class VllmWire(Wire):
         except (KeyError, TypeError, ValueError) as problem:
             raise EngineFailure("the server returned log-probabilities of other tokens than it sampled") from problem
 
-    def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
+    def parse_drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
         """Return the sampled ids and their logprobs from a response."""
         choice = answer["choices"][0]
         logprobs = [float(each["logprob"]) for each in choice["logprobs"]["content"]]

@@ -47,7 +47,7 @@ class Wire(Protocol):
         """The client for a server's weights."""
         ...
 
-    def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
+    def find_max_length(self, client: httpx.Client, served: dict[str, Any]) -> int:
         """Return the maximum tokens of prompt plus reply that can be scored. `served`: entry in /v1/models.
 
         Raises:
@@ -55,15 +55,15 @@ class Wire(Protocol):
         """
         ...
 
-    def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
+    def build_body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
         """Build a streamed request for at most `limit` tokens; `salt` isolates its cached prefixes."""
         ...
 
-    def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
+    def build_score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
         """Build a request for the logprobs of `ids[first:]` at temperature 1."""
         ...
 
-    def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
+    def parse_scores(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
         """Return the logprobs of `ids`, the last ids of a scored prompt.
 
         Raises:
@@ -71,7 +71,7 @@ class Wire(Protocol):
         """
         ...
 
-    def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
+    def parse_drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
         """Return the tokens, at least one, and reported logprobs of a response without streaming.
 
         Raises:
@@ -120,7 +120,7 @@ class StreamedReply:
         """The server's names for the weights that sampled the reply; None if it sends none."""
         self._prompt_tokens = len(request.prompt_ids)
         self._greedy = request.sampling.temperature == 0.0
-        self._top = request.sampling.top_logprobs
+        self._top_logprobs = request.sampling.top_logprobs
         self._version = version
         self._tokens = 0  # read so far
         self._finish: Literal["stop", "length"] | None = None

@@ -49,7 +49,10 @@ class LiveWeights:
 
         runner.sample_tokens = sample_tokens
         parameters = list(runner.model.parameters())
-        return {"pid": os.getpid(), "weights": sum(each.numel() * each.element_size() for each in parameters)}
+        return {
+            "pid": os.getpid(),
+            "weights": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        }
 
     def ajet_load(self, bucket: dict[str, Any]) -> list[str]:
         """Load tensors under the checkpoint's names, and return the names of the updated parameters."""
@@ -131,7 +134,7 @@ class VersionedSampler(Sampler):
         unmasked, self.unmasked = self.unmasked, None
         settings, uniforms_B = self._read_rows()
         ids_B, logprobs_2B, unit_BV = self._drawer.draw_tensors(logits, settings, uniforms_B, unmasked_BV=unmasked)
-        most_requested = max((each.top_logprobs for each in settings), default=0)
+        most_requested = max((setting.top_logprobs for setting in settings), default=0)
         likeliest = torch.topk(unit_BV, min(most_requested, unit_BV.shape[1]), -1)
         versions_B = torch.full_like(ids_B, self.version)
         columns = LogprobsTensors(

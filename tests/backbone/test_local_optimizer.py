@@ -173,7 +173,7 @@ def test_masters_are_placed_no_sooner_than_they_are_used_and_then_as_if_it_had_b
     values = torch.linspace(-1, 1, 4096).bfloat16()
     weights = FlatWeights([("w", torch.nn.Parameter(values))])
     weights.dither(3)
-    assert weights._low is None, "what only samples draws nothing"
+    assert weights._rounded_values is None, "what only samples draws nothing"
     low = weights.low
     wanted = torch.zeros(4096, dtype=torch.int16).random_(-(2**15), 2**15, generator=torch.Generator().manual_seed(3))
     assert torch.equal(low, wanted.masked_fill(values == 0, 0)) and weights.low is low

@@ -40,8 +40,8 @@ class Rollout:
         self.begun: list[tuple[set[int], Callable[[Episode], None], Future[Any]]] = []
         self.stopped: list[Future[Any]] = []
 
-    def play_group(self, order: int, task: object, *, over: set[int], on_end: Any, **about: Any) -> Future[Any]:
-        self.begun.append((set(over), on_end, Future()))
+    def play_group(self, order: int, task: object, *, finished: set[int], on_end: Any, **about: Any) -> Future[Any]:
+        self.begun.append((set(finished), on_end, Future()))
         return self.begun[-1][2]
 
     def stop_group(self, played: Future[Any]) -> None:
@@ -74,7 +74,7 @@ def sampler(tmp_path: Path, rollout: Rollout, ledger: SharedStore) -> Iterator[G
     settings = SimpleNamespace(ajet=config_of(rollout__num_repeat=2, rollout__max_env_worker=2))
     parts: Any = SimpleNamespace(experiment=settings, judge=SimpleNamespace(ranks=None), rollout=rollout)
     store, tasks, weights = open_shared(f"sqlite:{tmp_path}/store.db"), SimpleNamespace(task=str), Weights()
-    yield GroupSampler(parts, weights, store, tasks, name="one", played=SamplerCounts())  # type: ignore[arg-type]
+    yield GroupSampler(parts, weights, store, tasks, name="one", counts=SamplerCounts())  # type: ignore[arg-type]
     store.disconnect()
 
 
@@ -90,7 +90,7 @@ def test_what_was_begun_under_a_lost_lease_ends_no_other(
     assert ledger.depths().waiting == 1
     first(episode("lost", order=0, repeat=0))
     sampler.take_in(0.0)
-    sampler._looked = float("-inf")
+    sampler._polled_at = float("-inf")
     sampler.look_at_store()
     (over, second, second_group) = rollout.begun[1]
     assert sampler.played.lost == 1 and over == set()
@@ -122,7 +122,7 @@ def test_the_next_is_begun_as_one_ends_and_none_after_the_training(
     monkeypatch.setattr(sampler.store, "lease", noted)
     ledger.announce(Policy("run", 0, "", below=2, told={"version": 0}))
     sampler.look_at_store()
-    sampler._looked = float("inf")  # no other look
+    sampler._polled_at = float("inf")  # no other look
     sampler.begin_groups()
     assert (len(rollout.begun), len(asked)) == (1, 1), "there is room for two attempts"
 
@@ -139,7 +139,7 @@ def test_the_next_is_begun_as_one_ends_and_none_after_the_training(
     end(1)
     sampler.begin_groups()
     assert (len(rollout.begun), len(asked)) == (2, 3)
-    sampler._looked = float("-inf")
+    sampler._polled_at = float("-inf")
     ledger.announce(Policy("run", 0, "", below=9, told={"version": 0, "over": True}))
     sampler._gets_more = True
     sampler.look_at_store()
@@ -160,7 +160,7 @@ def test_no_more_is_begun_in_a_minute_than_its_rate(
         sampler.store,
         sampler.tasks,
         name="two",
-        played=SamplerCounts(),
+        counts=SamplerCounts(),
         per_minute=15.0,
     )
     paced.max_attempts = 1000
@@ -292,7 +292,7 @@ def test_another_trainer_that_went_on_from_an_earlier_version_has_other_weights_
     for began, expected in ((2, False), (1, True)):
         later = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True)
         later.announce(Policy("run", 2, "", below=0, told={"version": 2, "began": began}))
-        sampler._looked = float("-inf")
+        sampler._polled_at = float("-inf")
         if expected:
             with pytest.raises(PolicyWentBackError):
                 sampler.look_at_store()
@@ -363,7 +363,7 @@ def test_what_is_held_is_renewed_while_weights_are_loaded(
     monkeypatch.setattr(sampler.backbone, "load_weights", load_weights)
     sampler.renew_every = 0.001
     ledger.announce(Policy("run", 1, "/1", below=1, told={"version": 1}))
-    sampler._looked, sampler._renewed = float("-inf"), float("inf")
+    sampler._polled_at, sampler._renewed_at = float("-inf"), float("inf")
     sampler.look_at_store()
     assert renewed[:3] == [[0]] * 3 and [each.name for each in ledger.members()] == ["one"]
     count = len(renewed)
@@ -386,9 +386,9 @@ def test_a_load_that_hangs_holds_nothing_for_ever(
     monkeypatch.setattr(module, "MAX_LOAD_S", -1.0)
     monkeypatch.setattr(sampler.store, "renew", renewed.append)
     monkeypatch.setattr(sampler.backbone, "load_weights", load_weights)
-    sampler.renew_every, sampler._renewed = 0.001, float("inf")
+    sampler.renew_every, sampler._renewed_at = 0.001, float("inf")
     ledger.announce(Policy("run", 1, "/1", below=1, told={"version": 1}))
-    sampler._looked = float("-inf")
+    sampler._polled_at = float("-inf")
     sampler.look_at_store()
     assert renewed == []
 
@@ -439,7 +439,7 @@ def test_a_leader_that_drains_leads_nobody_and_goes_on_with_what_others_give_the
             return True
 
     store, tasks = open_shared(f"sqlite:{tmp_path}/store.db"), SimpleNamespace(task=str)
-    draining = GroupSampler(parts, Given(), store, tasks, name="one", played=SamplerCounts())  # type: ignore[arg-type]
+    draining = GroupSampler(parts, Given(), store, tasks, name="one", counts=SamplerCounts())  # type: ignore[arg-type]
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0, "probe": TOLD_PROBE}))
     draining.look_at_store()
     assert len(rollout.begun) == 1 and [each.details[module.SERVER] for each in ledger.members()] == ["http://server"]
@@ -476,7 +476,7 @@ def test_who_drains_ends_in_order_though_its_server_is_gone(
             group.set_result(None)
 
     store, tasks = open_shared(f"sqlite:{tmp_path}/store.db"), SimpleNamespace(task=str)
-    draining = GroupSampler(parts, Gone(), store, tasks, name="one", played=SamplerCounts())  # type: ignore[arg-type]
+    draining = GroupSampler(parts, Gone(), store, tasks, name="one", counts=SamplerCounts())  # type: ignore[arg-type]
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0, "probe": TOLD_PROBE}))
     draining.look_at_store()
     ledger.announce(Policy("run", 1, "", below=1, told={"version": 1, "probe": TOLD_PROBE}))

@@ -15,7 +15,7 @@ def choose(**changed: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {
         "size": SMALL, "context": 8192, "is_cpu": True, "tasks": 100, "steps": 20, "has_validation": False
     }  # fmt: skip
-    return choose_defaults(changed.pop("given", {}), **{**usual, **changed})
+    return choose_defaults(changed.pop("caller_settings", {}), **{**usual, **changed})
 
 
 def test_cpu_gets_small_steps() -> None:
@@ -32,7 +32,7 @@ def test_gpu_keeps_the_usual_step() -> None:
 
 def test_what_is_set_wins() -> None:
     given = {"data.train_batch_size": 3, "trainer_common.optim.lr": 1.0, "trainer_common.test_freq": 7}
-    assert not given.keys() & choose(given=given, has_validation=True).keys()
+    assert not given.keys() & choose(caller_settings=given, has_validation=True).keys()
 
 
 def test_batch_is_not_larger_than_the_tasks() -> None:
@@ -51,4 +51,4 @@ def test_validation_is_played_before_and_five_times() -> None:
 
 
 def test_lengths_follow_a_given_context() -> None:
-    assert choose(given={"rollout.max_model_len": 160})["data.max_prompt_length"] == 80
+    assert choose(caller_settings={"rollout.max_model_len": 160})["data.max_prompt_length"] == 80

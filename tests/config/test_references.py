@@ -179,7 +179,7 @@ def test_pydantic_models_with_postponed_annotations_work(tmp_path):
 
 def error_of(base: Path, reference: str, **more) -> UnresolvedReferenceError:
     with pytest.raises(UnresolvedReferenceError) as caught:
-        resolve_reference(reference, base=base, what="ajet.rollout.user_workflow", **more)
+        resolve_reference(reference, base=base, key="ajet.rollout.user_workflow", **more)
     assert "ajet.rollout.user_workflow" in caught.value.what
     return caught.value
 

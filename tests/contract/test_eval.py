@@ -304,7 +304,7 @@ def test_the_limit_of_an_endpoint_ends_before_the_attempt_does(tmp_path):
     endpoint = {"base_url": "http://h/v1", "model": "m"}
     tree = {"ajet": {"rollout": {"engine": "endpoint", "episode_timeout": 100.0, "endpoint": endpoint}}}
     engine = EndpointEngine.from_config(Experiment.from_dict(tree, base=tmp_path).ajet)
-    assert engine._server.silence == 80.0 and "rollout.episode_timeout" in str(engine._server.hangs())
+    assert engine._server.silence == 80.0 and "rollout.episode_timeout" in str(engine._server.make_hang_error())
 
 
 @pytest.mark.slow

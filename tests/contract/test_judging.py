@@ -85,8 +85,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "reasoning_gym": of_reasoning_gym,
     "plain": lambda: arithmetic(Plain(None)),
     "awaited": lambda: arithmetic(Awaited(None)),
-    "function": lambda: arithmetic(make_judge_class(compared, "judge.py->compared", what="test")(None)),
-    "async_function": lambda: arithmetic(make_judge_class(compared_later, "judge.py->later", what="test")(None)),
+    "function": lambda: arithmetic(make_judge_class(compared, "judge.py->compared", key="test")(None)),
+    "async_function": lambda: arithmetic(make_judge_class(compared_later, "judge.py->later", key="test")(None)),
 }
 
 

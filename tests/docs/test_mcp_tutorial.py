@@ -22,7 +22,7 @@ YAML = FOLDER / "mcp_agent.yaml"
 def test_every_fact_is_in_the_corpus_and_held_out_towns_are_never_trained_on():
     rows = [json.loads(line) for line in (FOLDER / "corpus.jsonl").read_text().splitlines()]
     facts = {row["title"]: row["text"] for row in rows}
-    towns = resolve_reference("towns.py->Towns", base=FOLDER, expect=object, what="the reader")
+    towns = resolve_reference("towns.py->Towns", base=FOLDER, expect=object, key="the reader")
     reader = towns(load_experiment(YAML, backbone="local").config)
     train, held_out = reader.tasks("train"), reader.tasks("validation")
     assert not {task.task_id for task in train} & {task.task_id for task in held_out}

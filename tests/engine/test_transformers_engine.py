@@ -292,9 +292,9 @@ def run_held(engine: TransformersEngine, calls: list[Any]) -> Any:
     """Hand the calls over while the engine is held; what comes back waits for the replies."""
     result: list[Reply] = []
     thread = threading.Thread(target=lambda: result.extend(all_of(*calls)))
-    with engine._wake:
+    with engine._state_changed:
         thread.start()
-        assert engine._wake.wait_for(lambda: len(engine._arrived) == len(calls), timeout=240)
+        assert engine._state_changed.wait_for(lambda: len(engine._new_requests) == len(calls), timeout=240)
 
     def wait() -> list[Reply]:
         thread.join(240)

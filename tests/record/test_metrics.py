@@ -231,8 +231,8 @@ def test_progress_on_a_terminal_draws_bars(monkeypatch) -> None:
     console = Console(file=out, width=200, force_terminal=True, force_interactive=True)
     with Progress(console) as progress, progress.bar("rollout", 2, "episodes") as bar:
         bar.advance(2, note="reward 1")
-        assert progress._bars is not None
-        progress._bars.refresh()
+        assert progress._rich_progress is not None
+        progress._rich_progress.refresh()
     assert "2/2" in out.getvalue() and "rollout" in out.getvalue()
 
 

@@ -369,7 +369,7 @@ def test_a_fresh_start_that_was_killed_before_anything_came_of_it_is_undone(
     first = trained(tmp_path, 1)
     killed = RunDirectory.open(experiment(tmp_path, own={"size": 9}), root=tmp_path, fresh=True)
     killed.log_file.close()
-    RunLock.release(killed._place.lock)  # type: ignore[arg-type] # as the kernel does
+    RunLock.release(killed._run_place.lock)  # type: ignore[arg-type] # as the kernel does
     with RunDirectory.open(experiment(tmp_path), root=tmp_path, **how) as run:
         assert (run.run_id == first) is ("fresh" not in how)
         assert any("demo.old-1 is demo again" in note for note in run.notes), run.notes

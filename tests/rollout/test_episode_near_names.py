@@ -17,7 +17,7 @@ from ajet.schema.task import WorkflowOutput
 def test_a_field_that_is_nearly_another_is_said_once(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, object], said: list[str]
 ) -> None:
-    monkeypatch.setattr(episode, "warned_names", RateLimiter(every=600))
+    monkeypatch.setattr(episode, "warned_names", RateLimiter(interval_s=600))
     told: list[str] = []
     sink = logger.add(told.append, format="{message}")
     try:

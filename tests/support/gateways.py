@@ -217,12 +217,12 @@ class RunningGateway:
     def shrink_send_buffers(self, size: int) -> None:
         """Let connections that come from now on buffer `size` bytes on their way to the client."""
         (acceptor,) = self.gateway._server.servers  # type: ignore[union-attr]
-        acceptor._listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+        acceptor._listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
     def open_connections(self) -> list[Any]:
         """Return the connections that the server holds."""
         (acceptor,) = self.gateway._server.servers  # type: ignore[union-attr]
-        return list(acceptor._open)
+        return list(acceptor._open_connections)
 
 
 class GatedRenderer(Renderer):

@@ -67,7 +67,7 @@ def terms_of(experiment: Experiment) -> SamplingTerms:
 
 def announce_training(experiment: Experiment, ledger: SharedStore | None, *, below: int = 3) -> Any:
     """Return the first policy of a training with this experiment; announce it if a store is given."""
-    policy = terms_of(experiment).policy("run", 0, 0, None, below, over=False)
+    policy = terms_of(experiment).policy("run", 0, 0, None, below, is_last=False)
     if ledger is not None:
         ledger.announce(policy)
     return policy

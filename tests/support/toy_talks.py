@@ -18,7 +18,7 @@ from ajet.context_tracker import timelines
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.transformers import TransformersEngine
 from ajet.gateway import Capture
-from ajet.rollout.process_rewards import tie_rewards
+from ajet.rollout.process_rewards import locate_rewards
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.call import Call, VersionRun, full_ids
 from ajet.schema.episode import Episode, Group, Verdict
@@ -54,7 +54,7 @@ class Talk:
 
     def ended(self, reward: float, *parts: ProcessReward) -> Episode:
         """The attempt as an episode, rewards of parts tied to their tokens."""
-        verdict = tie_rewards(Verdict(reward, process=parts), Capture(calls=self.calls, messages=[]), lambda ids: "")
+        verdict = locate_rewards(Verdict(reward, process=parts), Capture(calls=self.calls, messages=[]), lambda ids: "")
         step, _, repeat = self.key
         lines, _ = timelines(self.calls)
         about: dict[str, Any] = dict(step=step, split="train", verdict=verdict, calls=self.calls, timelines=lines)

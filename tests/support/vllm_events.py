@@ -33,7 +33,7 @@ def read_recorded(version: str) -> list[dict[str, Any]]:
 
 def request_events(url: str) -> list[dict[str, Any]]:
     """Return the events with which a server answers REQUEST."""
-    body = VllmWire().body(REQUEST, REQUEST.sampling.max_tokens, "salt")
+    body = VllmWire().build_body(REQUEST, REQUEST.sampling.max_tokens, "salt")
     with httpx.stream("POST", url + ROUTE, json=body, timeout=300) as response:
         assert response.status_code == 200, response.read()
         lines = [line[len("data:") :].strip() for line in response.iter_lines() if line.startswith("data:")]

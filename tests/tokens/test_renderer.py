@@ -32,7 +32,7 @@ def ids_of(render: Renderer, text: str, *, ended: bool = True) -> np.ndarray:
 
 def go_on(render: Renderer, before: Rendered, reply: np.ndarray, more: list, tools=None, finish="stop", **options):
     """The prompt after a reply and `more` messages; the reply as parsed."""
-    said = render.parse(reply, tools=tools, before=before)
+    said = render.parse(reply, tools=tools, earlier_prompt=before)
     messages = [*ASK, said, *more]
     return messages, render.extend(before, reply, finish, messages, tools, **options)
 
@@ -130,7 +130,11 @@ def test_a_tool_call_is_kept_as_it_was_spelled(style, spelled):
     # … and so is the next one after it.
     again = ids_of(render, "3.")
     final = render.extend(
-        after, again, "stop", [*messages, render.parse(again, before=after), {"role": "user", "content": "ok"}], [ADD]
+        after,
+        again,
+        "stop",
+        [*messages, render.parse(again, earlier_prompt=after), {"role": "user", "content": "ok"}],
+        [ADD],
     )
     assert final is not None and render.decode(final.ids) == final.shown
     assert final.ids[: len(after.ids)].tolist() == after.ids.tolist()
@@ -171,7 +175,7 @@ def test_keep_thinking_extends_where_only_thinking_differs():
     assert render.decode(after.ids) == after.shown
     assert after.text.startswith(before.text + THOUGHT + "<|im_end|>\n<|im_start|>user\nSure?")
     again = ids_of(render, THOUGHT)
-    more = [*messages, render.parse(again, before=after), {"role": "user", "content": "Really?"}]
+    more = [*messages, render.parse(again, earlier_prompt=after), {"role": "user", "content": "Really?"}]
     final = render.extend(after, again, "stop", more)
     assert final is not None and final.text.count("One and two.") == 2
     more[1] = {"role": "user", "content": "What is 1 + 3?"}
@@ -182,7 +186,7 @@ def test_a_prompt_that_opens_the_thought_is_parsed_as_thinking():
     render = renderer("qwen3")
     plain = render.render(ASK)
     opened = Rendered(plain.text + "<think>\n", np.concatenate([plain.ids, render.encode("<think>\n")]), 2)
-    said = render.parse(render.encode("One and two.\n</think>\n\n3"), before=opened)
+    said = render.parse(render.encode("One and two.\n</think>\n\n3"), earlier_prompt=opened)
     assert said == {"role": "assistant", "content": "3", "reasoning_content": "One and two."}
 
 
@@ -209,7 +213,7 @@ def test_a_forced_call_begins_the_reply():
         prompt = render.force_call(plain, "add")
         assert prompt is not None and prompt.text.startswith(plain.text)
         reply = ids_of(render, spelled)
-        said = render.parse(reply, tools=[ADD], before=prompt)
+        said = render.parse(reply, tools=[ADD], earlier_prompt=prompt)
         assert said["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
         after = render.extend(prompt, reply, "tool_calls", [*ASK, said, {"role": "tool", "content": "3"}], [ADD])
         assert after is not None and render.decode(after.ids) == after.shown

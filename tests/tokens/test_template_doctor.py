@@ -128,7 +128,7 @@ def test_a_changed_system_prompt_or_tool_list_is_never_extended(name):
     render = renderer(name)
     before = render.render(ASK, [TOOL])
     reply = own_reply(render, ASK, ANSWER, MORE, [TOOL])
-    said = render.parse(reply, tools=[TOOL], before=before)
+    said = render.parse(reply, tools=[TOOL], earlier_prompt=before)
     changed = [{"role": "system", "content": "Be long."}, ASK[1], said, MORE]
     assert render.extend(before, reply, "stop", changed, [TOOL]) is None
     other = {"type": "function", "function": {**TOOL["function"], "name": "search"}}
@@ -143,11 +143,11 @@ def test_arguments_written_bare_get_the_types_of_their_schema():
                     "<parameter=page>\n5\n</parameter>\n</function>\n</tool_call>"),
     ]:  # fmt: skip
         render = renderer(name)
-        said = render.parse(render.encode(spelled), tools=[TOOL], before=render.render(ASK, [TOOL]))
+        said = render.parse(render.encode(spelled), tools=[TOOL], earlier_prompt=render.render(ASK, [TOOL]))
         assert json.loads(said["tool_calls"][0]["function"]["arguments"]) == {"word": "5", "page": 5}
         broken = spelled.replace("5</arg_value>\n</tool", "</tool").replace("\n</parameter>\n</func", "\n</func")
         assert broken != spelled
-        said = render.parse(render.encode(broken), tools=[TOOL], before=render.render(ASK, [TOOL]))
+        said = render.parse(render.encode(broken), tools=[TOOL], earlier_prompt=render.render(ASK, [TOOL]))
         assert "tool_calls" not in said and said["content"].strip() == broken.removeprefix("</think>").strip()
 
 
@@ -210,7 +210,7 @@ HARMONY = [
 @pytest.mark.parametrize(("text", "expected"), HARMONY)
 def test_harmony_replies(text, expected):
     render = renderer("gpt-oss")
-    said = render.parse(render.encode(text), tools=[TOOL], before=render.render(ASK, [TOOL]))
+    said = render.parse(render.encode(text), tools=[TOOL], earlier_prompt=render.render(ASK, [TOOL]))
     if "tool_calls" in said:
         said["tool_calls"] = [json.loads(each["function"]["arguments"]) for each in said["tool_calls"]]
     assert said == {"role": "assistant", **expected}
@@ -240,7 +240,7 @@ def test_a_demanded_call_begins_the_reply_in_every_style():
         assert prompt is not None and prompt.text.endswith(prompt.forced)
         end = render.end_ids[1] if name in ("glm4.5", "gpt-oss") else render.end_ids[0]
         reply = np.append(render.encode(rest), np.int32(end))
-        said = render.parse(reply, tools=[TOOL], before=prompt)
+        said = render.parse(reply, tools=[TOOL], earlier_prompt=prompt)
         assert said["tool_calls"][0]["function"] == {"name": "look_up", "arguments": '{"word": "a"}'}
         after = render.extend(prompt, reply, "tool_calls", [*ASK, said, RESULT], [TOOL])
         assert after is not None and render.decode(after.ids) == after.shown
@@ -342,7 +342,7 @@ def test_whatever_is_said_ids_are_kept_or_the_branch_forks(name, steps, keep_thi
             ids, follow = the_reply(render, messages, arguments, content, thought, then, respell, split)
         except TemplateRefused:
             return  # two calls at once for Llama 3
-        said = render.parse(ids, tools=[TOOL], before=prompt)
+        said = render.parse(ids, tools=[TOOL], earlier_prompt=prompt)
         for made_, each in zip(said.get("tool_calls") or (), follow, strict=False):
             made_["id"] = each.get("tool_call_id", "x")
         messages = [*messages, said, *follow]
@@ -375,7 +375,7 @@ def test_what_a_template_spells_is_read_back_however_it_is_cut(name, arguments, 
     called = [] if arguments is None else [arguments]
     ids, _ = the_reply(render, ASK, called, content, thought, "", False, split)
     before = render.render(ASK, [TOOL])
-    said = render.parse(ids, tools=[TOOL], before=before)
+    said = render.parse(ids, tools=[TOOL], earlier_prompt=before)
     if called:
         assert [json.loads(each["function"]["arguments"]) for each in said["tool_calls"]] == called
     else:
@@ -383,7 +383,7 @@ def test_what_a_template_spells_is_read_back_however_it_is_cut(name, arguments, 
     if thought and name in THINKING and not (name == "gpt-oss" and called and content):
         assert said["reasoning_content"] == thought
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
-    stream = render.reply_stream([TOOL], before=before)
+    stream = render.reply_stream([TOOL], earlier_prompt=before)
     for start, stop in zip([0, *cuts], [*cuts, len(ids)], strict=True):
         stream.feed(ids[start:stop].tolist())
     assert stream.message() == said
@@ -431,7 +431,7 @@ def test_whatever_ids_are_sampled_are_kept_or_forked(name, sampled, ended, keep_
     reply = np.array([token for token in ids if token not in render.end_ids] or [40], dtype=np.int32)
     reply = np.append(reply, np.int32(render.end_ids[0])) if ended else reply
     before = render.render(ASK, [TOOL])
-    said = render.parse(reply, tools=[TOOL], before=before)
+    said = render.parse(reply, tools=[TOOL], earlier_prompt=before)
     try:
         after = render.extend(before, reply, "stop" if ended else "length", [*ASK, said, MORE], [TOOL])
     except TemplateRefused:

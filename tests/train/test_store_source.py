@@ -361,13 +361,15 @@ def test_who_watches_a_run_sees_where_its_positions_are(
     made, shown = trainer(**{AGE: 1}), list[dict[str, Any]]()
     monkeypatch.setattr(announcer, "SHOWN_EVERY", 0.0)
     made.store.join("sampler", "machine-7", {"version": 3, "episodes": 6, "seconds": 12.0})
-    says = Announcer(made.store, TERMS, "run", config_of(data__train_batch_size=2, max_staleness=1), show=shown.append)
+    says = Announcer(
+        made.store, TERMS, "run", config_of(data__train_batch_size=2, max_staleness=1), report_depths=shown.append
+    )
     monkeypatch.setattr(made.store, "announce", lambda policy: None)
     made.play(0)
     held = made.store.lease(1)
-    says.announce(0, 0, None, began=0)
+    says.announce(0, 0, None, first_version=0)
     made.store.give_back(held)
-    says.announce(0, 0, None, began=0)
+    says.announce(0, 0, None, first_version=0)
     whole = {"samplers": 1, "closed": 1, "again": 0, "dead": 0}
     depths = [each["depths"] for each in shown]
     assert depths == [whole | {"leased": 1, "free": 2}, whole | {"leased": 0, "free": 3}], "four may be under way"
@@ -380,7 +382,7 @@ def test_who_watches_a_run_sees_where_its_positions_are(
 
 def test_a_trainer_that_waits_says_so_at_once_and_how_to_start_a_sampler(trainer: Callable[..., Trainer]) -> None:
     made, said = trainer(), list[str]()
-    says = Announcer(made.store, TERMS, "run", config_of(), starts="ajet sample --store s.db")
+    says = Announcer(made.store, TERMS, "run", config_of(), sampler_command="ajet sample --store s.db")
     sink = logger.add(lambda line: said.append(str(line)), format="{message}")
     try:
         says.wait(1, 0, 8, 0)
@@ -410,7 +412,7 @@ def test_while_a_trainer_is_busy_it_lives_and_shows_what_samplers_do(
             seen.set()
 
     monkeypatch.setattr(announcer, "SHOWN_EVERY", 0.01)
-    made.source.announcer = Announcer(made.store, TERMS, "run", config_of(), show=show)
+    made.source.announcer = Announcer(made.store, TERMS, "run", config_of(), report_depths=show)
     with made.source.running(made.training):
         made.training.step = 7
         made.store.lease(1)

@@ -58,7 +58,10 @@ def build_status(
     return {
         "depths": {"samplers": len(samplers), **counts, "dead": depths.dead, **refused},
         "oldest": {name: age for name, age in ages.items() if age is not None},
-        "samplers": [_describe_sampler(each) for each in sorted(samplers, key=lambda each: -each.age)[:SHOWN_SAMPLERS]],
+        "samplers": [
+            _describe_sampler(sampler)
+            for sampler in sorted(samplers, key=lambda sampler: -sampler.age)[:SHOWN_SAMPLERS]
+        ],
         "looked": time.time(),
     }
 
@@ -73,7 +76,7 @@ def _describe_sampler(member: StoreMember) -> dict[str, Any]:
 
 
 BACKLOG = 2
-"""Batches that may be sampled ahead if staleness is unlimited."""
+"""Batches that samplers may play before the trainer needs them, if staleness is unlimited."""
 HEARTBEAT_S = 30.0
 """Seconds between two heartbeats, and between two log lines about waiting."""
 SHOWN_EVERY = 2.0
@@ -90,30 +93,34 @@ class Announcer:
         run_id: str,
         settings: AjetConfig,
         *,
-        show: Callable[[dict[str, Any]], None] = lambda state: None,
-        starts: str = "",
+        report_depths: Callable[[dict[str, Any]], None] = lambda state: None,
+        sampler_command: str = "",
     ) -> None:
         """Create an announcer without an announced policy.
 
         Args:
             terms: The settings that samplers must share.
-            show: receives the result of `build_status` periodically.
-            starts: command that starts a sampler, for a log line. "" to omit the hint.
+            report_depths: receives the result of `build_status` periodically.
+            sampler_command: command that starts a sampler, for a log line. "" to omit the hint.
         """
         self.needs_probe = False
         """True if a sampler at a remote server was present at the last query and needs a probe."""
-        self._store, self._terms, self._run_id, self._show, self._starts = store, terms, run_id, show, starts
-        self._shown, self._showing = -math.inf, threading.Lock()
-        self._most = settings.trainer_common.max_staleness
-        self._ahead = count_ahead(settings)
-        self._below = -1
-        self._holds = False
+        self._store = store
+        self._terms = terms
+        self._run_id = run_id
+        self._report_depths = report_depths
+        self._sampler_command = sampler_command
+        self._shown_at, self._show_lock = -math.inf, threading.Lock()
+        self._max_staleness = settings.trainer_common.max_staleness
+        self._max_ahead = count_ahead(settings)
+        self._order_limit = -1
+        self._is_holding_leases = False
         self._last_heartbeat = self.last_wait_log = -math.inf
         self.leased = 0
         """Positions leased by samplers at the last `announce`."""
         self._given_up = DeadLetterLog(store)
         self._looked_dead = 0
-        """Number of dead letters at the last query."""
+        """Number of positions given up after repeated failures (dead letters), at the last query."""
 
     @property
     def dead(self) -> int:
@@ -131,11 +138,11 @@ class Announcer:
         version: int,
         weights: Path | None,
         *,
-        began: int,
+        first_version: int,
         probe: WeightsProbe | None = None,
         stale: int = 0,
-        wanted: int | None = None,
-        over: bool = False,
+        groups_needed: int | None = None,
+        is_last: bool = False,
     ) -> None:
         """Write the policy into the store, unless samplers may start the same positions as before.
 
@@ -143,58 +150,60 @@ class Announcer:
             step: Number of steps trained so far.
             version: Policy version of the weights.
             weights: folder of the weights. None for the weights of model.path.
-            began: version from which the trainer started or resumed.
+            first_version: version from which the trainer started or resumed.
             probe: Log-probabilities of a fixed text, by which a sampler recognises the weights on a server.
             stale: closed groups that no step will train on.
-            wanted: groups needed by the remaining steps. None if unknown.
-            over: True for the last policy: the training has ended.
+            groups_needed: groups needed by the remaining steps. None if unknown.
+            is_last: True for the last policy: the training has ended.
         """
         depths = self._store.depths()
         open_ones = depths.waiting + depths.leased + depths.closed - stale
-        allowed = self._ahead if wanted is None else min(self._ahead, wanted)
+        allowed = self._max_ahead if groups_needed is None else min(self._max_ahead, groups_needed)
         self.leased = depths.leased
         # `next - open_ones` positions are done with. Above them at most `most` groups may be open at once.
-        below = 0 if self._holds else max(self._below, depths.next - open_ones + allowed)
-        unchanged, self._below = below == self._below, below
-        self._show_depths(depths, last=over)
-        if unchanged and not over:
+        below = 0 if self._is_holding_leases else max(self._order_limit, depths.next - open_ones + allowed)
+        unchanged, self._order_limit = below == self._order_limit, below
+        self._show_depths(depths, is_last=is_last)
+        if unchanged and not is_last:
             return
-        more: dict[str, Any] = {MOST: self._most, **({PROBE: probe.to_json()} if probe is not None else {})}
-        policy = self._terms.policy(self._run_id, step, version, weights, below, over=over, began=began, more=more)
+        more: dict[str, Any] = {MOST: self._max_staleness, **({PROBE: probe.to_json()} if probe is not None else {})}
+        policy = self._terms.policy(
+            self._run_id, step, version, weights, below, is_last=is_last, first_version=first_version, extra_facts=more
+        )
         self._store.announce(policy)
 
-    def _show_depths(self, depths: StoreDepths | None = None, *, last: bool = False) -> None:
+    def _show_depths(self, depths: StoreDepths | None = None, *, is_last: bool = False) -> None:
         """Show the number of positions in each state, at most every SHOWN_EVERY seconds.
 
         Args:
             depths: The numbers. None: query the store.
-            last: True to show them even right after the previous ones.
+            is_last: True to show them even right after the previous ones.
         """
-        with self._showing:
-            if time.monotonic() - self._shown < SHOWN_EVERY and not last:
+        with self._show_lock:
+            if time.monotonic() - self._shown_at < SHOWN_EVERY and not is_last:
                 return
-            self._shown = time.monotonic()
+            self._shown_at = time.monotonic()
             current = depths or self._store.depths()
-            free = max(0, self._below - current.next) + current.waiting if self._below else 0
+            free = max(0, self._order_limit - current.next) + current.waiting if self._order_limit else 0
             samplers = self._list_samplers()
-            self.needs_probe = any(each.details.get(SERVER) for each in samplers)
+            self.needs_probe = any(sampler.details.get(SERVER) for sampler in samplers)
             if current.dead != self._looked_dead:
                 self._given_up.read_dead_letters()
                 self._looked_dead = current.dead
-            self._show(build_status(current, samplers, free=free, quarantined=self.quarantined))
+            self._report_depths(build_status(current, samplers, free=free, quarantined=self.quarantined))
 
     def _list_samplers(self) -> list[StoreMember]:
         """Return all samplers with a recent heartbeat."""
-        return [each for each in self._store.members() if each.role == "sampler" and each.age < 2 * HEARTBEAT_S]
+        return [member for member in self._store.members() if member.role == "sampler" and member.age < 2 * HEARTBEAT_S]
 
     def changed(self) -> None:
         """Have the next `announce` write the policy even if samplers may start the same positions as before."""
-        self._below = -1
+        self._order_limit = -1
 
     def hold(self) -> None:
         """Release no further positions to samplers from the next `announce` on, because the run is about to end."""
-        if not self._holds:
-            self._holds = True
+        if not self._is_holding_leases:
+            self._is_holding_leases = True
             self.changed()
 
     def live(self, step: int) -> bool:
@@ -223,12 +232,12 @@ class Announcer:
 
         return signs_of_life(say, min(HEARTBEAT_S, SHOWN_EVERY))
 
-    def wait(self, step: int, there: int, size: int, stale: int) -> None:
+    def wait(self, step: int, available: int, size: int, stale: int) -> None:
         """Write a heartbeat and log that a step waits for groups, at most once per HEARTBEAT_S.
 
         Args:
             step: Number of the waiting step.
-            there: Groups available for it.
+            available: Groups available for it.
             size: Groups that it needs.
             stale: Groups too old for it.
         """
@@ -238,10 +247,10 @@ class Announcer:
         self.last_wait_log = time.monotonic()
         samplers = len(self._list_samplers())
         who = f"{counted(samplers, 'sampler')} {'is' if samplers == 1 else 'are'} running"
-        who += f": start samplers with `{self._starts}`" if self._starts and not samplers else ""
+        who += f": start samplers with `{self._sampler_command}`" if self._sampler_command and not samplers else ""
         refused = sum(self.quarantined.values())
         old = f"{stale} too old" + (f", {refused} quarantined" if refused else "")
-        logger.info("step {} waits for groups: {} of {} are complete, {}; {}", step, there, size, old, who)
+        logger.info("step {} waits for groups: {} of {} are complete, {}; {}", step, available, size, old, who)
 
     def take_newly_dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
         """Return positions that the store leases no more after failures, with the error of each try.

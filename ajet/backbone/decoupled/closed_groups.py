@@ -28,7 +28,7 @@ class GroupReuse:
     before: Collection[int] = ()
     """Positions trained on by an earlier step."""
     retrainable: Collection[int] = ()
-    """Positions open for training in a later step."""
+    """Positions whose groups may be trained on again in a later step."""
     expired: Collection[int] = ()
     """Positions outside the step: trained on before, now too old or used too often."""
 
@@ -41,7 +41,7 @@ class GroupReuse:
             group.order
             for group in groups
             if group.order in self.retrainable
-            and any(outcomes.get(each.uuid, NO_OUTCOME).step is not None for each in group.episodes)
+            and any(outcomes.get(episode.uuid, NO_OUTCOME).step is not None for episode in group.episodes)
         ]
 
 
@@ -66,7 +66,9 @@ class ClosedGroups:
         Args:
             quarantine: Checks each group. None: groups are not checked.
         """
-        self._store, self._trainer, self._quarantine = store, trainer, quarantine
+        self._store = store
+        self._trainer = trainer
+        self._quarantine = quarantine
         self._groups: dict[int, tuple[Group, tuple[int, ...]]] = {}
         """Each group with the steps that have trained on it, by position."""
 
@@ -133,12 +135,12 @@ def is_fresh(group: Group, version: int, trainer: TrainerConfig) -> bool:
 
 def list_samplers(groups: Iterable[Group], version: int) -> set[str]:
     """Return the remote samplers of episodes that were sampled by the policy `version` only."""
-    return {each.sampler for each in list_episodes(groups) if each.policy == (version, version)} - {""}
+    return {episode.sampler for episode in list_episodes(groups) if episode.policy == (version, version)} - {""}
 
 
 def find_newest_version(episodes: Iterable[Episode], version: int) -> int:
     """Return the latest policy version that sampled any of the episodes, or `version` if no call has a version."""
-    return max((run.high for each in episodes for call in each.calls for run in call.versions), default=version)
+    return max((run.high for episode in episodes for call in episode.calls for run in call.versions), default=version)
 
 
 def _build_group(lease: Lease, tasks: TaskOrder) -> Group:

@@ -52,7 +52,7 @@ class SamplingTerms:
     tokenizer: str
     template: str
     order: Mapping[str, Any]
-    """The result of `TaskOrder.identity`."""
+    """Identifies the training tasks and their order; samplers must have the same (`TaskOrder.identity`)."""
     repeats: int
     sampling: tuple[float, float, int]
 
@@ -82,24 +82,24 @@ class SamplingTerms:
         step: int,
         version: int,
         weights: Path | None,
-        below: int,
+        order_limit: int,
         *,
-        over: bool,
-        began: int = 0,
-        more: Mapping[str, Any] | None = None,
+        is_last: bool,
+        first_version: int = 0,
+        extra_facts: Mapping[str, Any] | None = None,
     ) -> Policy:
         """Build the announcement of the policy `version`, as it is after training step `step`.
 
         Args:
             run: Identity of the run.
             weights: folder of the weights. None for the weights of model.path.
-            below: first position of the training order that samplers must not start.
-            over: True for the last policy: the training has ended.
-            began: version at the trainer's start or resume.
-            more: further facts to announce.
+            order_limit: first position of the training order that samplers must not start.
+            is_last: True for the last policy: the training has ended.
+            first_version: version at the trainer's start or resume.
+            extra_facts: further facts to announce.
         """
-        about = {"version": version, BEGAN: began, OVER: over, TASKS_KEY: self.order["count"]}
-        facts = {**about, **self._list_shared_facts(), **(more or {})}
+        about = {"version": version, BEGAN: first_version, OVER: is_last, TASKS_KEY: self.order["count"]}
+        facts = {**about, **self._list_shared_facts(), **(extra_facts or {})}
         return Policy(
             run,
             step,
@@ -107,15 +107,15 @@ class SamplingTerms:
             lineage=self.lineage,
             tokenizer=self.tokenizer,
             template=self.template,
-            below=below,
+            below=order_limit,
             told=facts,
         )
 
-    def require_same(self, theirs: Policy, uri: str) -> None:
+    def require_same(self, other_policy: Policy, uri: str) -> None:
         """Compare a sampler's terms with the policy announced by a trainer.
 
         Args:
-            theirs: The announced policy.
+            other_policy: The announced policy.
             uri: Address of the store, for the error.
 
         Raises:
@@ -128,10 +128,10 @@ class SamplingTerms:
             "template": self.template,
         }
         announced = {
-            **theirs.told,
-            "lineage": theirs.lineage,
-            "tokenizer": theirs.tokenizer,
-            "template": theirs.template,
+            **other_policy.told,
+            "lineage": other_policy.lineage,
+            "tokenizer": other_policy.tokenizer,
+            "template": other_policy.template,
         }
         differing = [words for key, words in _NAMES.items() if announced.get(key) != mine[key]]
         if differing:

@@ -291,7 +291,7 @@ def run_rehearsal(trainer: Trainer, lengths: Sequence[int], device: torch.device
 
 
 def make_sample(length: int, vocabulary: int, seed: int, adapter: str | None = None) -> Sample:
-    """Build a sample in which all tokens but the first are trained."""
+    """Build a sample of random tokens, all trained except the first, to measure the memory of an update."""
     ids = np.random.default_rng(seed).integers(0, vocabulary, length).astype(np.int32)
     mask = np.arange(length) > 0
     zeros = np.zeros(length, np.float32)

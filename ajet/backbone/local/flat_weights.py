@@ -73,10 +73,10 @@ class FlatWeights:
             if parameter.ndim >= 2:
                 self.decayed = end
         self.values = torch.empty(end, dtype=first.dtype, device=first.device)
-        self._low: Tensor | None = None
+        self._rounded_values: Tensor | None = None
         self._dithered_by: int | None = None
         self.gradients: Tensor | None = None
-        self._begun: set[int] = set()
+        self._accumulated_starts: set[int] = set()
         """Start positions of the parameters with accumulated gradients."""
         for span, (_, parameter) in zip(self.places, by_dimension, strict=True):
             view = self.values[span.start : span.stop].view(span.shape)
@@ -97,9 +97,9 @@ class FlatWeights:
 
         They are allocated here at the first read. Read them before changing `values` by anything but `set_master`.
         """
-        if self._low is None and self.values.dtype == torch.bfloat16:
-            self._low = self._draw_low()
-        return self._low
+        if self._rounded_values is None and self.values.dtype == torch.bfloat16:
+            self._rounded_values = self._draw_low()
+        return self._rounded_values
 
     def dither(self, seed: int) -> None:
         """Move each master to a random position among those that round to its value. A no-op in float32.
@@ -111,10 +111,10 @@ class FlatWeights:
         From a random position, an update of a tenth of a unit moves a tenth of the values, so the mean change is exact
         (non-subtractive dither: Roberts 1962, Picture coding using pseudo-random noise).
         """
-        assert self._low is None, "masters are placed once, before anything is computed with them"
+        assert self._rounded_values is None, "the master weights must be placed before the first forward pass"
         self._dithered_by = seed
         if self.values.device.type != "cpu":  # fast to draw on a GPU, and the engine sizes its cache by the memory left
-            self._low = self.low
+            self._rounded_values = self.low
 
     def _draw_low(self) -> Tensor:
         """Return new low halves: 0, or random ones within each value's rounding interval after `dither`."""
@@ -141,7 +141,7 @@ class FlatWeights:
         return master
 
     def set_master(self, start: int, stop: int, master: Tensor) -> None:
-        """Store float32 masters without rounding loss. `master` may be overwritten."""
+        """Store float32 master weights without rounding loss. The function may overwrite `master`."""
         if self.low is None:
             if master.data_ptr() != self.values[start:stop].data_ptr():
                 self.values[start:stop] = master
@@ -162,7 +162,7 @@ class FlatWeights:
             self.gradients = make_zeros(self.size, self.values.device)
         else:  # not numpy: its large pages take longer here, because memory was just returned to the system
             self.gradients = torch.zeros(self.size, dtype=dtype, device=self.values.device)
-        self._begun.clear()
+        self._accumulated_starts.clear()
         if self.low is None:  # else a hook of each parameter adds its gradient here in float32
             for span, (_, parameter) in zip(self.places, self.parameters, strict=True):
                 parameter.grad = self.gradients[span.start : span.stop].view(span.shape)
@@ -181,8 +181,8 @@ class FlatWeights:
             assert self.gradients is not None, "a backward pass began outside of an update"
             assert parameter.grad is not None
             total = self.gradients[place.start : place.stop]
-            add_sliced(total, parameter.grad.reshape(-1), first=place.start not in self._begun)
-            self._begun.add(place.start)
+            add_sliced(total, parameter.grad.reshape(-1), first=place.start not in self._accumulated_starts)
+            self._accumulated_starts.add(place.start)
             parameter.grad = None
 
         return collect

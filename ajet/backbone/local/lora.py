@@ -129,8 +129,8 @@ def merge_saved_adapters(lora: LoraConfig, folder: Path) -> LoraConfig:
     return lora.model_copy(update={"adapters": {**lora.adapters, **saved}}) if saved else lora
 
 
-def _read_saved_adapter(place: Path) -> AdapterConfig:
-    config = read_json(place / "adapter_config.json")
+def _read_saved_adapter(path: Path) -> AdapterConfig:
+    config = read_json(path / "adapter_config.json")
     return AdapterConfig(rank=config["r"], alpha=config["lora_alpha"], target_modules=config["target_modules"])
 
 

@@ -107,23 +107,23 @@ class StepLoss:
     written: bool = False
     """True for written replies, as in `TrainingBatch.written`."""
     tally: LossTally = field(default_factory=LossTally)
-    _starts: Indices = field(init=False)
+    _sample_starts: Indices = field(init=False)
     _advantages: Floats = field(init=False)
     _weights: Floats = field(init=False)
     _engine: Floats = field(init=False)
     _stale: npt.NDArray[np.bool_] = field(init=False)
     _fresh: npt.NDArray[np.bool_] = field(init=False)
-    _old: Floats | None = field(init=False)
-    _reference: Floats | None = field(init=False)
+    _old_logprobs: Floats | None = field(init=False)
+    _reference_logprobs: Floats | None = field(init=False)
     _ages: Floats | None = field(init=False)
     _replies: tuple[Floats | None, Floats | None] = field(init=False)
-    _chosen: npt.NDArray[np.bool_] | None = field(init=False)
+    _is_chosen: npt.NDArray[np.bool_] | None = field(init=False)
     _observed: Floats | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Concatenate each quantity over all samples, so that a row's targets can index it by sample and offset."""
         lengths = [sample.timeline.ids.size for sample in self.samples]
-        self._starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+        self._sample_starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
         self._advantages = np.concatenate([sample.advantages for sample in self.samples])
         self._weights = np.repeat([sample.weight * self.scale for sample in self.samples], lengths).astype(np.float32)
         self._engine = np.concatenate([sample.timeline.logprobs for sample in self.samples])
@@ -132,14 +132,14 @@ class StepLoss:
         self._stale = np.concatenate([sample.timeline.versions < oldest for sample in self.samples])
         fresh = [bool((each.timeline.versions[each.timeline.mask] == self.version).all()) for each in self.samples]
         self._fresh = np.repeat(fresh, lengths)
-        self._old = np.concatenate(self.old) if self.old is not None else None
+        self._old_logprobs = np.concatenate(self.old) if self.old is not None else None
         references = [sample.reference for sample in self.samples if sample.reference is not None]
-        self._reference = np.concatenate(references) if len(references) == len(self.samples) else None
+        self._reference_logprobs = np.concatenate(references) if len(references) == len(self.samples) else None
         bounds = self.tokens.bounds
         ages = [self.version - sample.timeline.versions for sample in self.samples]
         self._ages = np.concatenate(ages).astype(np.float32) if bounds is not None and bounds.needs_ages else None
         self._replies = self._compute_reply_statistics() if self.tokens.over_replies else (None, None)
-        self._chosen = self._choose_tokens() if self.tokens.policy.over_batch else None
+        self._is_chosen = self._choose_tokens() if self.tokens.policy.over_batch else None
         observed = [sample.observed for sample in self.samples if sample.observed is not None]
         self._observed = np.concatenate(observed) * np.float32(self.scale) if observed else None
 
@@ -149,14 +149,14 @@ class StepLoss:
         Raises:
             ValueError: `old` is missing.
         """
-        if self._old is None:
+        if self._old_logprobs is None:
             raise ValueError("a loss over complete replies needs the policy's log-probabilities before the update")
         mask = torch.from_numpy(np.concatenate([sample.timeline.mask for sample in self.samples]))
         mask_S = [torch.from_numpy(sample.timeline.mask) for sample in self.samples]
         counts = np.cumsum([0] + [sample.timeline.mask.size for sample in self.samples])
         replies = torch.cat([number_replies(each) + int(start) for each, start in zip(mask_S, counts, strict=False)])
-        present = np.concatenate(self.present) if self.present is not None else self._old
-        own, old, engine = (torch.from_numpy(values)[mask] for values in (present, self._old, self._engine))
+        present = np.concatenate(self.present) if self.present is not None else self._old_logprobs
+        own, old, engine = (torch.from_numpy(values)[mask] for values in (present, self._old_logprobs, self._engine))
         statistics = self.tokens.compute_reply_statistics(own, old, engine, replies[mask])
 
         def spread(values: Tensor | None) -> Floats | None:
@@ -174,17 +174,17 @@ class StepLoss:
         Raises:
             ValueError: `old` is missing.
         """
-        if self._old is None:
+        if self._old_logprobs is None:
             raise ValueError("a loss that chooses among tokens needs the policy's log-probabilities before the update")
         chosen = np.concatenate([sample.timeline.mask for sample in self.samples])
-        inputs = self._old[chosen].astype(np.float64), self._advantages[chosen].astype(np.float64)
+        inputs = self._old_logprobs[chosen].astype(np.float64), self._advantages[chosen].astype(np.float64)
         chosen[chosen] = self.tokens.policy.choose(*inputs, np.random.default_rng([self.version, chosen.size]))
         return chosen
 
     @property
     def needs_reference(self) -> bool:
         """True if a KL term needs reference logprobs per row, because the samples have none."""
-        return self.tokens.kl_coef is not None and self._reference is None
+        return self.tokens.kl_coef is not None and self._reference_logprobs is None
 
     def row(self, targets: Targets, device: torch.device, reference_K: Tensor | None) -> RowLoss:
         """Return the loss of one row's targets.
@@ -193,15 +193,15 @@ class StepLoss:
             targets: The trained tokens of the row [K].
             reference_K: The reference model's log-probabilities [K]. None: those of the samples, if any.
         """
-        at = self._starts[targets.sample] + targets.offset
+        at = self._sample_starts[targets.sample] + targets.offset
 
         def pick(values: npt.NDArray[np.float32]) -> Tensor:
             return torch.from_numpy(values[at]).to(device)
 
-        if reference_K is None and self._reference is not None:
-            reference_K = pick(self._reference)
+        if reference_K is None and self._reference_logprobs is not None:
+            reference_K = pick(self._reference_logprobs)
         drift, gaps = (pick(values) if values is not None else None for values in self._replies)
-        chosen = torch.from_numpy(self._chosen[at]).to(device) if self._chosen is not None else None
+        chosen = torch.from_numpy(self._is_chosen[at]).to(device) if self._is_chosen is not None else None
         return RowLoss(
             self,
             pick(self._advantages),
@@ -209,7 +209,7 @@ class StepLoss:
             pick(self._engine),
             self._stale[at],
             self._fresh[at],
-            pick(self._old) if self._old is not None else None,
+            pick(self._old_logprobs) if self._old_logprobs is not None else None,
             reference_K if self.tokens.kl_coef is not None else None,
             pick(self._ages) if self._ages is not None else None,
             ReplyStatistics(drift, gaps, chosen),
@@ -234,74 +234,74 @@ class RowLoss:
     observed: Tensor | None = None
     """Weights of the targets that the environment wrote, 0 at sampled targets. None: all targets are sampled."""
 
-    def __call__(self, logprobs_C: Tensor, entropy_C: Tensor, at: slice) -> Tensor:
+    def __call__(self, logprobs_C: Tensor, entropy_C: Tensor, target_range: slice) -> Tensor:
         """Return the summed loss of some of the row's targets, and add them to the tally.
 
         Args:
             logprobs_C: Log-probabilities of the targets under the current weights [C].
             entropy_C: Entropies of their distributions [C].
-            at: The range of targets within the row.
+            target_range: The range of targets within the row.
         """
         if self.observed is None:
-            return self._sum_policy_losses(logprobs_C, entropy_C, at)
-        weights = self.observed[at]
+            return self._sum_policy_losses(logprobs_C, entropy_C, target_range)
+        weights = self.observed[target_range]
         sampled = weights == 0
         total = -(weights * logprobs_C).sum()
         tally = self.step.tally
         tally.loss += float(total.detach())
         tally.observed += int((~sampled).sum())
         tally.observed_loss -= float(logprobs_C.detach()[~sampled].sum())
-        places = np.arange(at.start, at.stop)[sampled.cpu().numpy()]
+        places = np.arange(target_range.start, target_range.stop)[sampled.cpu().numpy()]
         return total + self._sum_policy_losses(logprobs_C[sampled], entropy_C[sampled], places)
 
-    def _sum_policy_losses(self, logprobs_C: Tensor, entropy_C: Tensor, at: slice | Indices) -> Tensor:
+    def _sum_policy_losses(self, logprobs_C: Tensor, entropy_C: Tensor, target_range: slice | Indices) -> Tensor:
         tally = self.step.tally
         present = logprobs_C.detach()
-        old = self.old[at] if self.old is not None else present
+        old = self.old[target_range] if self.old is not None else present
         terms = self.step.tokens(
             logprobs_C,
             old,
-            self.advantages[at],
-            engine_T=self.engine[at],
-            reference_T=self.reference[at] if self.reference is not None else None,
-            ages_T=self.ages[at] if self.ages is not None else None,
-            replies=ReplyStatistics(*(values[at] if values is not None else None for values in self.replies)),
+            self.advantages[target_range],
+            engine_T=self.engine[target_range],
+            reference_T=self.reference[target_range] if self.reference is not None else None,
+            ages_T=self.ages[target_range] if self.ages is not None else None,
+            replies=ReplyStatistics(*(values[target_range] if values is not None else None for values in self.replies)),
         )
         if terms.capped is not None:
             tally.capped += int(terms.capped.sum())
         if terms.divergence is not None:
             tally.kl += float(terms.divergence.detach().sum())
-        self._count_stale(terms, at)
-        total = (self.weights[at] * terms.loss).sum()
+        self._count_stale(terms, target_range)
+        total = (self.weights[target_range] * terms.loss).sum()
         tally.tokens += present.numel()
         tally.loss += float(total.detach())
         tally.entropy += float(entropy_C.sum())
         tally.clipped += int(terms.clipped.sum())
         if self.step.compare_engine:
-            gap = self.engine[at] - old
+            gap = self.engine[target_range] - old
             tally.compared += gap.numel()
             tally.gap += float(gap.sum())
             tally.gap_max = max(tally.gap_max, float(gap.abs().max()))
-            if (fresh := np.flatnonzero(self.fresh[at])).size:
+            if (fresh := np.flatnonzero(self.fresh[target_range])).size:
                 tally.fresh += fresh.size
                 tally.fresh_gap += float(gap[torch.from_numpy(fresh).to(gap.device)].abs().sum())
         return total
 
-    def weigh_divergence(self, divergence_C: Tensor, at: slice, coefficient: float) -> Tensor:
+    def weigh_divergence(self, divergence_C: Tensor, target_range: slice, coefficient: float) -> Tensor:
         """Return the summed loss of the policy's divergence from a teacher, and add it to the tally.
 
         Args:
             divergence_C: The divergence at some of the row's targets [C].
-            at: The range of targets within the row.
+            target_range: The range of targets within the row.
         """
-        total = coefficient * (self.weights[at] * divergence_C).sum()
+        total = coefficient * (self.weights[target_range] * divergence_C).sum()
         self.step.tally.teacher_kl += float(divergence_C.detach().sum())
         self.step.tally.loss += float(total.detach())
         return total
 
-    def _count_stale(self, terms: TokenLossTerms, at: slice | Indices) -> None:
+    def _count_stale(self, terms: TokenLossTerms, target_range: slice | Indices) -> None:
         """Add the tokens that an older policy version sampled to the tally."""
-        found = np.flatnonzero(self.stale[at])
+        found = np.flatnonzero(self.stale[target_range])
         if not found.size:
             return
         tally = self.step.tally

@@ -18,7 +18,7 @@ from ajet.backbone.local.flat_weights import FlatWeights, make_zeros
 SLICE = 1 << 16
 """Elements per thread: one slice takes 2 MB, a core's cache, and an operator call still pays off."""
 NORM_SLICE = 1 << 18
-"""Elements whose squares are summed separately; another number gives other bits."""
+"""Elements per partial sum of squares. Changing it changes the last bits of the gradient norm."""
 
 
 class FlatAdamW:
@@ -27,13 +27,17 @@ class FlatAdamW:
     def __init__(
         self, weights: FlatWeights, *, betas: tuple[float, float], eps: float, weight_decay: float, clip: float | None
     ) -> None:
-        self.weights, self.betas, self.eps, self.weight_decay, self.clip = weights, betas, eps, weight_decay, clip
+        self.weights = weights
+        self.betas = betas
+        self.eps = eps
+        self.weight_decay = weight_decay
+        self.clip = clip
         self.first, self.second = (
             make_zeros(weights.size, weights.values.device),
             make_zeros(weights.size, weights.values.device),
         )
         self.counts: dict[str, int] = {}
-        """Optimizer steps taken by each part, by the part's name."""
+        """Name of a range of weights -> its number of optimizer steps, for Adam's bias correction."""
 
     @property
     def steps(self) -> int:

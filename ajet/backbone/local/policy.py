@@ -50,8 +50,8 @@ class LocalPolicy:
         self.adapted = add_adapters(model, lora) if lora.trains_adapters else None
         self.adapters = Adapters.from_config(lora)
         """The configured adapters; empty with a single adapter or none."""
-        self._chosen: str | None = ""
-        self._frozen: PackedForward | None = None
+        self._active_adapter: str | None = ""
+        self._frozen_forward: PackedForward | None = None
         frozen = copy.deepcopy(model).requires_grad_(False) if reference and self.adapted is None else None
         for parameter in model.parameters():
             parameter.requires_grad_(self.adapted is None or parameter.requires_grad)
@@ -67,7 +67,7 @@ class LocalPolicy:
         self.forward = PackedForward(model, verdicts=verdicts)
         self.forward.choose = self.choose
         if frozen is not None:
-            self._frozen = PackedForward(frozen, verdicts=verdicts)
+            self._frozen_forward = PackedForward(frozen, verdicts=verdicts)
 
     def choose(self, adapter: str | None) -> None:
         """Make the given adapter the active one for all later passes.
@@ -75,7 +75,7 @@ class LocalPolicy:
         Raises:
             UserError: the policy has no adapter of the given name.
         """
-        if adapter == self._chosen:
+        if adapter == self._active_adapter:
             return
         if adapter is not None and adapter not in self.adapters.names:
             raise UserError(
@@ -85,7 +85,7 @@ class LocalPolicy:
             )
         if self.adapters:
             choose_adapter(self.model, adapter)
-        self._chosen = adapter
+        self._active_adapter = adapter
 
     def locate_part(self, adapter: str | None) -> tuple[int, int]:
         """Return the range [start, stop) of an adapter's weights in the buffer of all weights.
@@ -124,8 +124,8 @@ class LocalPolicy:
         elif self.adapted is not None:
             with self.adapted.disable_adapter():
                 yield self.forward
-        elif self._frozen is not None:
-            yield self._frozen
+        elif self._frozen_forward is not None:
+            yield self._frozen_forward
         else:
             raise ValueError("this policy has no reference model, because no KL term needs one")
 

@@ -291,10 +291,12 @@ class Trainer:
         with torch.no_grad():
             hidden = teacher.hidden(row)
 
-        def logits_loss(logits_C_V: torch.Tensor, at: slice) -> torch.Tensor:
+        def logits_loss(logits_C_V: torch.Tensor, target_range: slice) -> torch.Tensor:
             with torch.no_grad():
-                target = teacher.logits(hidden[at])
-            return loss.weigh_divergence(compute_reverse_kl(logits_C_V, target, settings.top_k), at, settings.weight)
+                target = teacher.logits(hidden[target_range])
+            return loss.weigh_divergence(
+                compute_reverse_kl(logits_C_V, target, settings.top_k), target_range, settings.weight
+            )
 
         return logits_loss
 
@@ -344,16 +346,16 @@ class Trainer:
         """Return trained tokens and gradient norm for each of several adapters."""
         metrics: dict[str, float] = {}
         for name in self.policy.adapters.names:
-            own = [each.timeline.sampled for each in samples if each.timeline.adapter == name]
+            own = [sample.timeline.sampled for sample in samples if sample.timeline.adapter == name]
             metrics[f"adapters/{name}/trained_tokens"] = sum(own)
-            found = [each[name] for each in norms if math.isfinite(each.get(name, math.nan))]
+            found = [norm[name] for norm in norms if math.isfinite(norm.get(name, math.nan))]
             if found:
                 metrics[f"adapters/{name}/grad_norm"] = float(np.mean(found))
         return metrics
 
     def _list_sampling_adapters(self, samples: Sequence[Sample]) -> list[str]:
         """Return the adapters that sampled the samples, in configured order."""
-        sampled = {each.timeline.adapter for each in samples if each.timeline.sampled}
+        sampled = {sample.timeline.adapter for sample in samples if sample.timeline.sampled}
         return [name for name in self.policy.adapters.names if name in sampled]
 
     def _count_moves(self, samples: Sequence[Sample]) -> int:

@@ -69,7 +69,7 @@ class TreePlan:
         self.masks: dict[tuple[int | None, ...], Tensor] = {}
         self._scores: dict[tuple[int, torch.dtype], Tensor] = {}
         self.windows: dict[int, int | None] = {}
-        """Sliding window requested by each layer."""
+        """Layer -> length of its sliding window, or None for full attention."""
 
     @property
     def sizes(self) -> list[int]:
@@ -103,12 +103,12 @@ class TreePlan:
             self.masks[queries, keys, before, window] = mask
         return mask
 
-    def shared(self, mask: Tensor, q: Tensor, how: _AttentionTerms) -> Tensor:
+    def convert_mask(self, mask: Tensor, q: Tensor, terms: _AttentionTerms) -> Tensor:
         """Return a boolean mask as additive scores, converted once for all layers.
 
         On a CPU, torch's fused attention would convert a boolean mask in each call and store the result for backward.
         """
-        if not how.fused or q.device.type != "cpu":
+        if not terms.fused or q.device.type != "cpu":
             return mask
         scores = self._scores.get((id(mask), q.dtype))
         if scores is None:
@@ -172,7 +172,7 @@ def tree_attention(
         if tree.parents.size == 1 and window is None:
             outputs.append(_attend_dense(q, k, v, None, terms))
         elif q.shape[2] <= DENSE:
-            outputs.append(_attend_dense(q, k, v, trees.shared(trees.dense_mask(index, window), q, terms), terms))
+            outputs.append(_attend_dense(q, k, v, trees.convert_mask(trees.dense_mask(index, window), q, terms), terms))
         elif uses_subtrees(q, terms, window):
             outputs.append(subtree_attention(tree, q, k, v, terms.scaling))
         else:
@@ -180,9 +180,9 @@ def tree_attention(
     return torch.cat([part.transpose(1, 2) for part in outputs], 1), None
 
 
-def uses_subtrees(q: Tensor, how: _AttentionTerms, window: int | None) -> bool:
+def uses_subtrees(q: Tensor, terms: _AttentionTerms, window: int | None) -> bool:
     """True if `subtree_attention` can be used: the kernel returns the log-sums needed to combine parts."""
-    return window is None and how.fused and q.device.type == "cpu"
+    return window is None and terms.fused and q.device.type == "cpu"
 
 
 def _bound_reach(tree: Tree) -> int:
@@ -195,7 +195,7 @@ def _bound_reach(tree: Tree) -> int:
 
 
 def _attend_by_segment(
-    trees: TreePlan, tree: Tree, q: Tensor, k: Tensor, v: Tensor, how: _AttentionTerms, window: int | None
+    trees: TreePlan, tree: Tree, q: Tensor, k: Tensor, v: Tensor, terms: _AttentionTerms, window: int | None
 ) -> list[Tensor]:
     """Attend segment by segment: a segment's queries see the keys of its ancestors, and its own up to each query."""
     lengths = np.bincount(tree.segment_of, minlength=tree.parents.size).tolist()
@@ -203,7 +203,7 @@ def _attend_by_segment(
     outputs = []
     for segment, parent in enumerate(tree.parents.tolist()):
         if parent < 0 and window is None:
-            outputs.append(_attend_dense(queries[segment], keys[segment], values[segment], None, how))
+            outputs.append(_attend_dense(queries[segment], keys[segment], values[segment], None, terms))
             continue
         path = [segment]
         while (parent := int(tree.parents[path[-1]])) >= 0:
@@ -220,15 +220,17 @@ def _attend_by_segment(
             ]
             visible: Tensor | int = first - window_start
             if window is not None:
-                visible = trees.shared(
-                    trees.band(block.shape[2], stop - window_start, first - window_start, window), q, how
+                visible = trees.convert_mask(
+                    trees.band(block.shape[2], stop - window_start, first - window_start, window), q, terms
                 )
             if stop - window_start > KEPT and torch.is_grad_enabled():
                 outputs.append(
-                    checkpoint(_attend_path, block, pieces, visible, how, use_reentrant=False, preserve_rng_state=False)
+                    checkpoint(
+                        _attend_path, block, pieces, visible, terms, use_reentrant=False, preserve_rng_state=False
+                    )
                 )
             else:
-                outputs.append(_attend_path(block, pieces, visible, how))
+                outputs.append(_attend_path(block, pieces, visible, terms))
             first = stop
     return outputs
 
@@ -244,7 +246,7 @@ def _slice_path(path: Sequence[int], lengths: Sequence[int], low: int, stop: int
 
 
 def _attend_path(
-    q: Tensor, pieces: Sequence[tuple[Tensor, Tensor]], seen: Tensor | int, how: _AttentionTerms
+    q: Tensor, pieces: Sequence[tuple[Tensor, Tensor]], seen: Tensor | int, terms: _AttentionTerms
 ) -> Tensor:
     """Attend queries [.., R, d] to a path's keys and values.
 
@@ -253,18 +255,18 @@ def _attend_path(
     """
     keys, values = (torch.cat(part, 2) for part in zip(*pieces, strict=True))
     mask = _make_causal_mask(q.shape[2], keys.shape[2], seen, q.device) if isinstance(seen, int) else seen
-    return _attend_dense(q, keys, values, mask, how)
+    return _attend_dense(q, keys, values, mask, terms)
 
 
-def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _AttentionTerms) -> Tensor:
+def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, terms: _AttentionTerms) -> Tensor:
     """Compute scaled dot-product attention, causal without a mask. Query heads may share key heads."""
     groups = q.shape[1] // k.shape[1]
-    native = how.fused and groups > 1 and (mask is None or q.device.type == "cpu")
+    native = terms.fused and groups > 1 and (mask is None or q.device.type == "cpu")
     if groups > 1 and not native:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    if how.fused:
+    if terms.fused:
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=how.scaling, enable_gqa=native
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=terms.scaling, enable_gqa=native
         )
     parts = []
     for start in range(0, q.shape[2], WRITTEN_BLOCK):
@@ -272,7 +274,7 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _At
         # without a mask, keys and queries have equal length, and no query of the block sees keys beyond its last
         visible = start + block.shape[2] if mask is None else mask.shape[1]
         which = start if mask is None else mask[start : start + WRITTEN_BLOCK]
-        arguments = (block, k[:, :, :visible], v[:, :, :visible], which, how)
+        arguments = (block, k[:, :, :visible], v[:, :, :visible], which, terms)
         if torch.is_grad_enabled():
             parts.append(checkpoint(_attend_written_out, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -280,7 +282,7 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _At
     return torch.cat(parts, 2)
 
 
-def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | int, how: _AttentionTerms) -> Tensor:
+def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | int, terms: _AttentionTerms) -> Tensor:
     """Compute attention as two matrix products, as in transformers' eager attention.
 
     Args:
@@ -288,15 +290,15 @@ def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | int, how
     """
     if isinstance(seen, int):
         seen = _make_causal_mask(q.shape[2], k.shape[2], seen, q.device)
-    scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if how.scaling is None else how.scaling)
-    if how.softcap is not None:
-        scores = torch.tanh(scores / how.softcap) * how.softcap
+    scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if terms.scaling is None else terms.scaling)
+    if terms.softcap is not None:
+        scores = torch.tanh(scores / terms.softcap) * terms.softcap
     scores = scores.masked_fill(~seen, float("-inf"))
-    if how.sinks is not None:
-        sinks = how.sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
+    if terms.sinks is not None:
+        sinks = terms.sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
         scores = torch.cat([scores, sinks], -1)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
-    if how.sinks is not None:
+    if terms.sinks is not None:
         weights = weights[..., :-1]
     return torch.matmul(weights, v)
 
@@ -383,13 +385,13 @@ class _Subtrees(torch.autograd.Function):
         return *(each.to(original.dtype) for each, original in zip(gradients, (q, k, v), strict=True)), None, None
 
 
-def _repeat_heads(given: Tensor, seen: slice, heads: int) -> Tensor:
+def _repeat_heads(inputs: Tensor, seen: slice, heads: int) -> Tensor:
     """Return a segment's keys or values, repeated for the query heads that share them.
 
     Args:
-        given: Keys or values of all tokens.
+        inputs: Keys or values of all tokens.
         seen: The segment's tokens.
         heads: Query heads per key head.
     """
-    part = given[:, :, seen]
+    part = inputs[:, :, seen]
     return part if heads == 1 else part.repeat_interleave(heads, 1)

@@ -78,7 +78,7 @@ class ValueHead:
         return [tensor.clone() for tensor in self._list_changing_tensors()], dict(self.optimizer.counts)
 
     def restore(self, held: tuple[list[Tensor], dict[str, int]]) -> None:
-        """Restore the state returned by `held`."""
+        """Restore the weights and step counts that `held` returned."""
         for tensor, copied in zip(self._list_changing_tensors(), held[0], strict=True):
             tensor.copy_(copied)
         self.optimizer.counts = dict(held[1])
@@ -136,14 +136,14 @@ class StepValueLoss:
             raise ValueError("a critic needs samples with values and returns")
         self._columns = (weights, *(np.concatenate([pair[index] for pair in pairs]) for index in (0, 1)))
 
-    def keep(self, states_CH: Tensor, row: RowValueLoss, at: slice) -> None:
+    def keep(self, states_CH: Tensor, row: RowValueLoss, target_range: slice) -> None:
         """Store the hidden states of a row's targets, for further optimizer steps of the head.
 
         Args:
             states_CH: Hidden states [C, H].
-            at: The range of targets within the row.
+            target_range: The range of targets within the row.
         """
-        self._later_rows.append((states_CH, row, at))
+        self._later_rows.append((states_CH, row, target_range))
 
     def learn(self) -> float:
         """Take all optimizer steps of the head, and return the norm of the first one.
@@ -176,26 +176,26 @@ class RowValueLoss:
     old: Tensor
     returns: Tensor
 
-    def __call__(self, hidden_CH: Tensor, at: slice) -> Tensor | None:
-        """Add to the head's gradients, and return the gradient for the hidden states of the targets `at`.
+    def __call__(self, hidden_CH: Tensor, target_range: slice) -> Tensor | None:
+        """Add to the head's gradients, and return the gradient for the hidden states of the targets `target_range`.
 
         Returns:
             [C, H], or None if the value loss does not reach the policy.
         """
         step, coefficient = self.step, self.step.head.settings.vf_coef
         states = hidden_CH.detach().requires_grad_(coefficient > 0)
-        total, clipped = self.loss(states, at)
+        total, clipped = self.loss(states, target_range)
         total.backward()
         step.tally.tokens += clipped.numel()
         step.tally.loss += float(total.detach())
         step.tally.clipped += int(clipped.sum())
         if step.head.settings.epochs > 1:
-            step.keep(states.detach(), self, at)
+            step.keep(states.detach(), self, target_range)
         return coefficient * states.grad if states.grad is not None else None
 
-    def loss(self, states_CH: Tensor, at: slice) -> tuple[Tensor, Tensor]:
-        """Return the summed loss of the targets `at`, and a mask of clipped values."""
+    def loss(self, states_CH: Tensor, target_range: slice) -> tuple[Tensor, Tensor]:
+        """Return the summed loss of the targets `target_range`, and a mask of clipped values."""
         head = self.step.head
         clip = head.settings.cliprange_value
-        loss, clipped = value_loss(head(states_CH), self.old[at], self.returns[at], clip)
-        return (self.weights[at] * loss).sum(), clipped
+        loss, clipped = value_loss(head(states_CH), self.old[target_range], self.returns[target_range], clip)
+        return (self.weights[target_range] * loss).sum(), clipped

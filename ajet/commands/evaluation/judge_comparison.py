@@ -78,7 +78,7 @@ class JudgeComparison:
 
     def list_undecided(self) -> list[JudgeSummary]:
         """Return the judges that decided no attempt, except the judge of the evaluation itself."""
-        return [each for each in self.judges if not each.decided and each.judge != PLAYED]
+        return [judge for judge in self.judges if not judge.decided and judge.judge != PLAYED]
 
 
 def compare_judges(by_judge: Mapping[str, Sequence[AttemptRecord]]) -> JudgeComparison:
@@ -114,6 +114,7 @@ def _summarize_judge(name: str, attempts: Sequence[AttemptRecord]) -> JudgeSumma
 
 
 def _compare_pair(one: str, other: str, first: Sequence[AttemptRecord], second: Sequence[AttemptRecord]) -> JudgePair:
+    """Compare two judges over the attempts that both scored: agreement, Cohen's kappa, correlation, differences."""
     both = [
         (a, b, a.reward, b.reward)
         for a, b in zip(first, second, strict=True)
@@ -138,29 +139,29 @@ def _is_success(attempt: AttemptRecord) -> bool:
     return attempt.success if attempt.judged else (attempt.reward or 0.0) >= 0.5
 
 
-def print_comparison(found: JudgeComparison) -> None:
+def print_comparison(comparison: JudgeComparison) -> None:
     """Print a table of judges, a table of pairs, and the largest differences."""
     table = make_table("judge", "decided", "mean reward", "calls", "cost", "a verdict")
-    for each in found.judges:
+    for judge in comparison.judges:
         table.add_row(
-            printable(each.judge), f"{each.decided}/{each.episodes}", format_number(each.reward), f"{each.calls:.0f}",
-            f"{each.cost:.4g}", "–" if each.seconds is None else _format_time(each.seconds),
+            printable(judge.judge), f"{judge.decided}/{judge.episodes}", format_number(judge.reward),
+            f"{judge.calls:.0f}", f"{judge.cost:.4g}", "–" if judge.seconds is None else _format_time(judge.seconds),
         )  # fmt: skip
     console.print(table)
-    for each in found.list_undecided():
+    for each in comparison.list_undecided():
         cause = f": {printable(each.failure)[:300]}" if each.failure else ""
         print_line(
             f"{printable(each.judge)}: no result: the judge returned no score for any episode (exit code 1){cause}"
         )
     table = make_table("judges", "both decided", "agree", "kappa (95 %)", "correlation")
-    for pair in found.pairs:
+    for pair in comparison.pairs:
         ends = f" ({pair.kappa_low:.2f} to {pair.kappa_high:.2f})" if pair.kappa_low is not None else ""
         table.add_row(
             printable(f"{pair.one}, {pair.other}"), str(pair.both),
             format_number(pair.agreement, ".1%"), f"{format_number(pair.kappa)}{ends}", format_number(pair.correlation),
         )  # fmt: skip
     console.print(table)
-    for pair in found.pairs:
+    for pair in comparison.pairs:
         if not pair.apart:
             continue
         title = f"{pair.one} and {pair.other} differ in {counted(len(pair.apart), 'episode')}; the largest differences:"

@@ -43,7 +43,7 @@ class RejudgedAttempt:
 
 
 OPTION = "--judge"
-"""Flag of every command with a judge."""
+"""Command-line flag that names another judge."""
 
 
 def open_judges(experiment: Experiment, references: Sequence[str]) -> dict[str, Judge]:
@@ -87,7 +87,7 @@ def score_by_judge(
     return scores
 
 
-async def rejudge_attempts(judge: Judge, played: Sequence[tuple[AttemptRecord, Task]]) -> list[RejudgedAttempt]:
+async def rejudge_attempts(judge: Judge, attempts: Sequence[tuple[AttemptRecord, Task]]) -> list[RejudgedAttempt]:
     """Score attempts one by one with another judge."""
     free = asyncio.Semaphore(AT_ONCE)
 
@@ -104,7 +104,7 @@ async def rejudge_attempts(judge: Judge, played: Sequence[tuple[AttemptRecord, T
         return record_verdict(attempt, verdict, time.monotonic() - started)
 
     with reduce_collections():
-        return list(await asyncio.gather(*(one(*each) for each in played)))
+        return list(await asyncio.gather(*(one(*each) for each in attempts)))
 
 
 async def rejudge_group(judge: Judge, group: Sequence[tuple[AttemptRecord, Task]], seed: int) -> list[RejudgedAttempt]:

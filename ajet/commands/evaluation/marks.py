@@ -26,21 +26,21 @@ KEY = "trial"
 USELESS: tuple[Mark, ...] = ("everybody", "nobody")
 
 
-def mark_tasks(tasks: Sequence[Task], by: ModelScores, *, drop: bool = False) -> Iterator[Task]:
+def mark_tasks(tasks: Sequence[Task], scores: ModelScores, *, drop: bool = False) -> Iterator[Task]:
     """Yield tasks with their mark in `metadata.trial`.
 
     Args:
-        by: the model's attempts and scores.
+        scores: the model's attempts and scores.
         drop: True to omit tasks without a learning signal.
     """
     for task in tasks:
-        attempts = by.scores.by_task.get(task.task_id, [])
+        attempts = scores.scores.by_task.get(task.task_id, [])
         mark = mark_task(attempts)
         if drop and mark in USELESS:
             continue
         rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
         summary = {
-            "model": by.model.label, "mark": mark, "attempts": len(attempts),
+            "model": scores.model.label, "mark": mark, "attempts": len(attempts),
             "solved": sum(map(_is_solved, attempts)), "rewards": [min(rewards), max(rewards)] if rewards else [],
         }  # fmt: skip
         yield task.model_copy(update={"metadata": {**task.metadata, KEY: summary}})
@@ -57,10 +57,10 @@ def mark_task(attempts: Sequence[AttemptRecord]) -> Mark:
     return "everybody" if solved == len(decided) else "nobody" if solved == 0 else "teaches"
 
 
-def write_marked(tasks: Sequence[Task], by: ModelScores, file: Path, *, drop: bool = False) -> str:
+def write_marked(tasks: Sequence[Task], scores: ModelScores, file: Path, *, drop: bool = False) -> str:
     """Write the tasks as JSON Lines for `jsonl_dataset_file`, and return a summary. Raises UserError."""
-    counts = Counter(mark_task(by.scores.by_task.get(task.task_id, [])) for task in tasks)
-    lines = [json.dumps(row_of(task), ensure_ascii=False) + "\n" for task in mark_tasks(tasks, by, drop=drop)]
+    counts = Counter(mark_task(scores.scores.by_task.get(task.task_id, [])) for task in tasks)
+    lines = [json.dumps(row_of(task), ensure_ascii=False) + "\n" for task in mark_tasks(tasks, scores, drop=drop)]
     try:
         write_atomically(file, "".join(lines))
     except OSError as error:

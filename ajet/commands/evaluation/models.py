@@ -46,7 +46,7 @@ class EvaluatedModel:
     """One model of an evaluation: a model path or a server, with its name."""
 
     label: str
-    """Name given by the user."""
+    """The model as the user named it, for tables."""
     path: str | None = None
     """Value of `model.path`. None for an endpoint."""
     url: str | None = None
@@ -120,6 +120,7 @@ def needs_run(named: Sequence[str]) -> bool:
 
 
 def _parse_model(named: str, experiment: Experiment, run: Path | None) -> EvaluatedModel:
+    """Return the model that a user names: a server's URL, `base`, a checkpoint, a run or a path."""
     if match := _ENDPOINT.fullmatch(named):
         url = match["url"].rstrip("/")
         return EvaluatedModel(named, url=url, name=match["model"] or find_served_model(url, experiment))
@@ -153,9 +154,11 @@ def _parse_model(named: str, experiment: Experiment, run: Path | None) -> Evalua
 def _make_base_model(experiment: Experiment, label: str) -> EvaluatedModel:
     rollout = experiment.ajet.rollout
     if rollout.engine == "endpoint":
-        assert rollout.endpoint.base_url is not None and rollout.endpoint.model is not None, "require_ready asks for it"
+        assert rollout.endpoint.base_url is not None and rollout.endpoint.model is not None, (
+            "require_ready refuses a missing model"
+        )
         return EvaluatedModel(rollout.endpoint.model, url=rollout.endpoint.base_url, name=rollout.endpoint.model)
-    assert experiment.ajet.model.path is not None, "require_ready asks for it"
+    assert experiment.ajet.model.path is not None, "require_ready refuses a missing model"
     return EvaluatedModel(label, path=experiment.ajet.model.path)
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationOptions:
-    """Flags of `ajet eval` beyond experiment and models."""
+    """Flags of `ajet eval`, without the experiment and the models."""
 
     tasks: Path | None = None
     """A JSON Lines file in place of the validation tasks."""
@@ -54,7 +54,7 @@ class EvaluationOptions:
     training: bool = False
     """The training tasks in place of the validation tasks."""
     writes_tasks: bool = False
-    """True if the tasks are written as JSON afterwards. Tasks without a JSON form are refused first."""
+    """True if the tasks are exported as JSON. Tasks that JSON cannot represent are then refused before playing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +87,17 @@ class EvaluationResult:
     def compare_with_first(self) -> list[tuple[ModelScores, Comparison]]:
         """Return the comparison of each other model with the first."""
         first, *others = self.evaluated
-        pairs = [(each, compare(first.scores, each.scores, seed=self.seed)) for each in others]
+        pairs = [(other, compare(first.scores, other.scores, seed=self.seed)) for other in others]
         return [(each, comparison) for each, comparison in pairs if comparison is not None]
 
     def list_unscored(self) -> list[str]:
         """Return the models, and models under a further judge, without any scored attempt."""
-        labels = [each.model.label for each in self.evaluated if not each.scores.scored]
+        labels = [model_scores.model.label for model_scores in self.evaluated if not model_scores.scores.scored]
         return labels + [
-            f"{each.model.label} by {judge}"
-            for each in self.evaluated
-            for judge, scores in each.judged.items()
-            if each.scores.scored and not scores.scored
+            f"{model_scores.model.label} by {judge}"
+            for model_scores in self.evaluated
+            for judge, scores in model_scores.judged.items()
+            if model_scores.scores.scored and not scores.scored
         ]
 
     def compare_by_judge(self) -> JudgeComparison | None:
@@ -108,9 +108,13 @@ class EvaluationResult:
         names = list(self.evaluated[0].judged)
         if not names:
             return None
-        by_judge = {PLAYED: [attempt for each in self.evaluated for attempt in each.scores.attempts]}
+        by_judge = {PLAYED: [attempt for model_scores in self.evaluated for attempt in model_scores.scores.attempts]}
         return compare_judges(
-            by_judge | {name: [a for each in self.evaluated for a in each.judged[name].attempts] for name in names}
+            by_judge
+            | {
+                name: [a for model_scores in self.evaluated for a in model_scores.judged[name].attempts]
+                for name in names
+            }
         )
 
 
@@ -129,9 +133,10 @@ def evaluate_models(
 def _play_models(
     experiment: Experiment, models: Sequence[EvaluatedModel], options: EvaluationOptions
 ) -> EvaluationResult:
+    """Play the missing attempts of each model, and return the scores of all models over the same tasks."""
     from ajet.task_reader.registry import TrainingAsValidation, open_reader
 
-    require_answers([each for each in list_services(experiment) if each.key != ENDPOINT_KEY])
+    require_answers([service for service in list_services(experiment) if service.key != ENDPOINT_KEY])
     prepare_judge(experiment)
     judges = open_judges(experiment, options.judges)
     reader = open_reader(experiment)
@@ -176,7 +181,7 @@ def _require_model_server(evaluation: Evaluation) -> None:
     services = list(model_servers(evaluation.experiment))
     if "@" in model.label or "://" in model.label:  # the model comes from --model, not from the YAML
         do = f"start the server at {model.url}, or choose another one (--model NAME@URL)"
-        services = [replace(each, key=f"--model {model.label}", do=do) for each in services]
+        services = [replace(service, key=f"--model {model.label}", do=do) for service in services]
     require_answers(services)
 
 
@@ -279,6 +284,7 @@ def _complete_record(evaluation: Evaluation, *, fresh: bool) -> Path:
 
 
 def _play_missing(evaluation: Evaluation, run: RunDirectory) -> None:
+    """Play the attempts that the evaluation's record lacks, and write the metrics over all its attempts."""
     from ajet.train.accounting import group_by_order, validation_metrics
     from ajet.train.parts import assemble, pins_of
 
@@ -310,7 +316,9 @@ def _play_missing(evaluation: Evaluation, run: RunDirectory) -> None:
             run.status.set(phase="validation", step=step)
             started = time.monotonic()
             groups = list(
-                parts.rollout.play(requested, step=step, split="validation", repeats=evaluation.repeats, over=before)
+                parts.rollout.play(
+                    requested, step=step, split="validation", repeats=evaluation.repeats, finished=before
+                )
             )
             seconds = time.monotonic() - started
         bar.close()
@@ -328,7 +336,7 @@ class _AttemptBar:
     def __init__(self, label: str, bars: Progress) -> None:
         self._label, self._bars = label, bars
         self._bar: ProgressBar | None = None
-        self._count = self._reward = 0.0
+        self._scored_count = self._reward_sum = 0.0
 
     def begin(self, total: int, done: int) -> None:
         if done:
@@ -336,10 +344,10 @@ class _AttemptBar:
         self._bar = self._bars.bar(self._label, total, "attempts", done=done)
 
     def count_end(self, episode: Episode) -> None:
-        self._count += 1
-        self._reward += episode.reward or 0.0
+        self._scored_count += 1
+        self._reward_sum += episode.reward or 0.0
         if self._bar is not None:
-            self._bar.advance(note=f"reward {self._reward / self._count:.3g}")
+            self._bar.advance(note=f"reward {self._reward_sum / self._scored_count:.3g}")
 
     def close(self) -> None:
         if self._bar is not None:

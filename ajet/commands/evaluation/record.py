@@ -133,12 +133,12 @@ def read_recorded(evaluation: Evaluation, folder: Path, *, for_judges: bool = Fa
         for_judges: True to read what a judge needs, too.
     """
     attempts = read_attempts(find_episode_file(folder, evaluation.model.step), judge_inputs=for_judges)
-    return [each for each in attempts if each.order < evaluation.count and each.repeat < evaluation.repeats]
+    return [attempt for attempt in attempts if attempt.order < evaluation.count and attempt.repeat < evaluation.repeats]
 
 
 def list_finished(attempts: Sequence[AttemptRecord]) -> set[tuple[int, int]]:
     """Return (position of the task, number of the attempt) of attempts that are not run again."""
-    return {(each.order, each.repeat) for each in attempts if not each.left_out}
+    return {(attempt.order, attempt.repeat) for attempt in attempts if not attempt.left_out}
 
 
 def _digest_value(value: Any) -> str:

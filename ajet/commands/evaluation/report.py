@@ -36,24 +36,26 @@ COLUMNS = (
 
 def print_report(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> None:
     """Print the table by model and tag, the comparisons with the first model, and the records."""
-    everything = [scores for each in result.evaluated for scores in (each.scores, *each.judged.values())]
+    everything = [
+        scores for model_scores in result.evaluated for scores in (model_scores.scores, *model_scores.judged.values())
+    ]
     console.print(_describe_played(result), soft_wrap=True)
     names = _choose_columns(everything)
     table = make_table()
     table.add_column("model", overflow="fold", min_width=min(24, max(len(e.model.label) for e in result.evaluated)))
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    for each in result.evaluated:
-        table.add_row(printable(each.model.label), *_format_cells(each.scores, names), style="bold")
-        for tag, scores in each.scores.group_by_tag(keys).items():
+    for model_scores in result.evaluated:
+        table.add_row(printable(model_scores.model.label), *_format_cells(model_scores.scores, names), style="bold")
+        for tag, scores in model_scores.scores.group_by_tag(keys).items():
             table.add_row(f"  {printable(tag)}", *_format_cells(scores, names), style="dim")
-        by_scorer = each.scores.group_by_scorer()
+        by_scorer = model_scores.scores.group_by_scorer()
         for scorer, scores in by_scorer.items() if len(by_scorer) > 1 else ():
             table.add_row(f"  scorer {printable(scorer)}", *_format_cells(scores, names), style="dim")
-        for judge, scores in each.judged.items():
+        for judge, scores in model_scores.judged.items():
             table.add_row(f"  {printable(_short_name(judge))}", *_format_cells(scores, names), style="dim")
     console.print(table)
-    if keys != TAG_KEYS and not any(each.scores.group_by_tag(keys) for each in result.evaluated):
+    if keys != TAG_KEYS and not any(model_scores.scores.group_by_tag(keys) for model_scores in result.evaluated):
         text = f"No task has the key {' or '.join(keys)} in its metadata, by which the scores should be split."
         print_line(printable(text), style="yellow")
     _show_parts(result)
@@ -74,13 +76,15 @@ def print_report(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> No
                 print_line(f"  {change} {counted(len(tasks), 'task')}: {printable(task_list)}")
         if not compared.gained and not compared.lost:
             console.print("  no task changed between solved and unsolved", soft_wrap=True)
-    for each in result.evaluated:
-        print_line(f"Record of {printable(each.model.label)}: {each.folder}")
+    for model_scores in result.evaluated:
+        print_line(f"Record of {printable(model_scores.model.label)}: {model_scores.folder}")
 
 
 def _show_parts(result: EvaluationResult) -> None:
     """Print the mean score of each scorer, if there are several."""
-    by_model = [(each.model.label, each.scores.average_by_scorer()) for each in result.evaluated]
+    by_model = [
+        (model_scores.model.label, model_scores.scores.average_by_scorer()) for model_scores in result.evaluated
+    ]
     if max((len(scorers) for _, scorers in by_model), default=0) < 2:
         return
     table = make_table("model", "scorer", "mean", "scored", texts=2)
@@ -98,7 +102,7 @@ def to_json(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> dict[st
         "repeats": result.repeats,
         "sampling": result.sampling,
         "known_from_training": None if result.known is None else asdict(result.known),
-        "models": [_scores_to_json(each, keys) for each in result.evaluated],
+        "models": [_scores_to_json(model_scores, keys) for model_scores in result.evaluated],
         "judges": None if (judges := result.compare_by_judge()) is None else asdict(judges),
         "comparisons": [
             {"before": result.evaluated[0].model.label, "after": each.model.label}
@@ -117,16 +121,16 @@ def list_columns(result: EvaluationResult) -> list[str]:
 
 def list_rows(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> Iterator[dict[str, Any]]:
     """Yield one row for each attempt, with equal columns."""
-    for each in result.evaluated:
-        for index, attempt in enumerate(each.scores.attempts):
-            others = {_short_name(judge): scores.attempts[index] for judge, scores in each.judged.items()}
+    for model_scores in result.evaluated:
+        for index, attempt in enumerate(model_scores.scores.attempts):
+            others = {_short_name(judge): scores.attempts[index] for judge, scores in model_scores.judged.items()}
             yield {
                 **{name: getattr(attempt, name, None) for name in COLUMNS},
-                "model": each.model.label,
+                "model": model_scores.model.label,
                 "task_id": attempt.task,
                 "success": attempt.success if attempt.judged else None,
                 "tags": ";".join(attempt.tags(keys)),
-                "record": str(each.folder),
+                "record": str(model_scores.folder),
                 **{f"reward by {name}": other.reward for name, other in others.items()},
                 **{f"success by {name}": other.success if other.judged else None for name, other in others.items()},
             }
@@ -169,7 +173,11 @@ def draw_report(result: EvaluationResult, file: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError("matplotlib", "local", needed_for="--picture") from None
-    ks = [k for k in result.evaluated[0].scores.ks() if any(each.scores.pass_rate(k) for each in result.evaluated)]
+    ks = [
+        k
+        for k in result.evaluated[0].scores.ks()
+        if any(model_scores.scores.pass_rate(k) for model_scores in result.evaluated)
+    ]
     names = [f"pass@{k}" for k in ks] or ["mean reward"]
     figure = Figure(figsize=(max(4.8, 1.6 * len(names) * len(result.evaluated)), 3.8), dpi=150, layout="constrained")
     axes = figure.add_subplot()
@@ -233,8 +241,8 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
     """Yield remarks on failures, missing attempts and cut replies."""
     if result.known is not None and (text := result.known.words()):
         yield f"Overlap with the training tasks: {printable(text)}"
-    for each in result.evaluated:
-        scores, label = each.scores, printable(each.model.label)
+    for model_scores in result.evaluated:
+        scores, label = model_scores.scores, printable(model_scores.model.label)
         if scores.failed or scores.unscored:
             reward_note = f"a failed attempt counts as unsolved, with reward {scores.lowest:g}"
             counts = Counter(a.failure.partition(":")[0] for a in scores.attempts if a.failure and not a.left_out)
@@ -265,7 +273,11 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
             yield f"{label}: no pass rate: neither the workflow nor the judge reports success"
     for unscored in result.list_unscored():
         yield f"{printable(unscored)}: no result: no attempt was scored (exit code 1)"
-    if any(each.scores.failed == len(each.scores.attempts) for each in result.evaluated if each.scores.attempts):
+    if any(
+        model_scores.scores.failed == len(model_scores.scores.attempts)
+        for model_scores in result.evaluated
+        if model_scores.scores.attempts
+    ):
         worst = next(e for e in result.evaluated if e.scores.failed == len(e.scores.attempts))
         yield f"All attempts failed; the first one: {printable(worst.scores.attempts[0].failure)[:300]}"
 

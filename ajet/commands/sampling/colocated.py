@@ -117,7 +117,7 @@ def _remove_if_untrained(path: Path) -> None:
     with suppress(UserError):
         store = open_shared(Address(path))
         try:
-            trained = store.announced() is not None or any(each.role == "trainer" for each in store.members())
+            trained = store.announced() is not None or any(member.role == "trainer" for member in store.members())
         finally:
             store.disconnect()
         if not trained:
@@ -140,9 +140,9 @@ def _is_over(path: Path) -> bool:
 def warn_of_no_waiting(episodes: Iterable[Episode]) -> None:
     """Warn if agents waited for little but the model, so that sampling and training cannot overlap."""
     shares = [
-        max(0.0, 1.0 - sum(call.ended - call.started for call in each.calls) / (each.ended - each.started))
-        for each in episodes
-        if each.calls and each.ended > each.started
+        max(0.0, 1.0 - sum(call.ended - call.started for call in episode.calls) / (episode.ended - episode.started))
+        for episode in episodes
+        if episode.calls and episode.ended > episode.started
     ]
     if shares and (share := fmean(shares)) < LITTLE:
         logger.warning(

@@ -101,7 +101,9 @@ class SamplerProcess:
     """One sampler process: waits for a policy, opens an engine, and runs episodes until the training ends."""
 
     def __init__(self, experiment: Experiment, options: SampleOptions, store: SharedStore) -> None:
-        self._experiment, self._options, self._store = experiment, options, store
+        self._experiment = experiment
+        self._options = options
+        self._store = store
         self._interrupts = Interrupts()
         self.name = options.name or f"{socket.gethostname()}-{os.getpid()}"
         self.counts = SamplerCounts()
@@ -198,7 +200,7 @@ class SamplerProcess:
                 self._store,
                 tasks,
                 name=self.name,
-                played=self.counts,
+                counts=self.counts,
                 per_minute=options.per_minute,
                 renew_every=options.lease_seconds / 4,
             )
@@ -264,7 +266,7 @@ def _is_output_in(folder: Path) -> bool:
         output = os.fstat(1)
     except OSError:  # standard output is closed
         return False
-    return any(os.path.samestat(output, each.stat()) for each in folder.glob("*_sampler_*.log"))
+    return any(os.path.samestat(output, path.stat()) for path in folder.glob("*_sampler_*.log"))
 
 
 @contextmanager

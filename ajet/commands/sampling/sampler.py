@@ -59,7 +59,7 @@ class LeasedGroup:
     left: int
     """Number of unfinished attempts of the group."""
     playing: Future[Group] | None = None
-    """None if all attempts were played before."""
+    """The running group. None if an earlier sampler has played all its attempts."""
     held: list[Kept] = field(default_factory=list)
     """Attempts to be stored with the group, because a judge compares the attempts."""
 
@@ -73,7 +73,7 @@ class SamplerCounts:
     tokens: int = 0
     given_back: int = 0
     lost: int = 0
-    """Groups whose lease ended during play."""
+    """Groups whose lease expired before they were finished, so another sampler may play them."""
     began: float = field(default_factory=time.monotonic)
     """Start, by the monotonic clock in seconds."""
 
@@ -89,7 +89,7 @@ class GroupSampler:
         tasks: TaskOrder,
         *,
         name: str,
-        played: SamplerCounts,
+        counts: SamplerCounts,
         per_minute: float | None = None,
         renew_every: float = 30.0,
     ) -> None:
@@ -101,31 +101,36 @@ class GroupSampler:
             store: where positions are leased and results stored.
             tasks: maps positions to tasks.
             name: name of this sampler in the store.
-            played: counts to increase.
+            counts: counts to increase.
             per_minute: largest number of episodes started per minute; None for no limit.
             renew_every: seconds between two renewals of the leases.
         """
-        self.parts, self.backbone, self.store, self.tasks = parts, backbone, store, tasks
+        self.parts = parts
+        self.backbone = backbone
+        self.store = store
+        self.tasks = tasks
         rollout = parts.experiment.ajet.rollout
-        self._name, self._repeats, self.max_attempts = name, rollout.num_repeat, rollout.max_env_worker
-        self._pause = 60.0 * self._repeats / per_minute if per_minute else 0.0
+        self._name = name
+        self._repeats = rollout.num_repeat
+        self.max_attempts = rollout.max_env_worker
+        self._pause_between_starts = 60.0 * self._repeats / per_minute if per_minute else 0.0
         self.renew_every = renew_every
         self.server = read_server_address(parts.experiment.ajet)
         self._draining = False
         """True while only finishing groups. The sampler then gives the server no weights, but uses others' weights."""
-        self._compares = parts.judge.ranks is not None
+        self._has_group_judge = parts.judge.ranks is not None
         self._events: queue.SimpleQueue[tuple[Lease, Episode | Future[Group]]] = queue.SimpleQueue()
         """Ended attempts and groups with their lease. This sampler may lease a lost position again."""
         self.under_way: dict[int, LeasedGroup] = {}
         self._policy: Policy | None = None
         self._trainer = 0
         """Number of the trainer that announced the policy, or 0."""
-        self._looked = self._renewed = self._begun = -math.inf
+        self._polled_at = self._renewed_at = self._last_start_at = -math.inf
         self._gets_more = False
         """True if the last check found weights to play with, and no lease since failed for lack of positions."""
-        self._missed = 0.0
+        self._missed_since = 0.0
         """Time of the first miss of announced weights, or of the last warning. 0 if no weights are missing."""
-        self.played = played
+        self.played = counts
 
     def play(self, interrupts: Interrupts) -> None:
         """Run groups until the trainer announces the end. The caller must call `drain` next, however this ends.
@@ -223,9 +228,9 @@ class GroupSampler:
 
     def look_at_store(self) -> None:
         """Read the newest policy, renew leases and start groups, if a check is due."""
-        if time.monotonic() - self._looked < STORE_POLL_S:
+        if time.monotonic() - self._polled_at < STORE_POLL_S:
             return
-        self._looked, self._gets_more = time.monotonic(), False
+        self._polled_at, self._gets_more = time.monotonic(), False
         announced = self.store.announced()
         if announced is None:
             return
@@ -277,16 +282,16 @@ class GroupSampler:
                 )
         except FileNotFoundError as problem:  # a newer policy is announced by now, or about to be
             now = time.monotonic()
-            self._missed = self._missed or now
-            if now - self._missed > MISSED:
-                self._missed = now
+            self._missed_since = self._missed_since or now
+            if now - self._missed_since > MISSED:
+                self._missed_since = now
                 logger.warning(
                     "the weights of step {} are not available yet, so no group starts: {}",
                     policy.step,
                     problem,
                 )
             return False
-        self._missed = 0.0
+        self._missed_since = 0.0
         if not is_loaded:
             _require_fresh_weights(self.backbone.version, version, policy.told.get(MOST))
             return True
@@ -303,19 +308,19 @@ class GroupSampler:
         if self._draining:
             return False
         members = [
-            each
-            for each in self.store.members()
-            if each.role == "sampler"
-            and each.details.get(SERVER) == self.server
-            and (each.name == self._name or each.age < SILENT * self.renew_every)
+            member
+            for member in self.store.members()
+            if member.role == "sampler"
+            and member.details.get(SERVER) == self.server
+            and (member.name == self._name or member.age < SILENT * self.renew_every)
         ]
-        first = max(members, key=lambda each: (each.joined, each.name), default=None)
+        first = max(members, key=lambda member: (member.joined, member.name), default=None)
         return first is None or first.name == self._name
 
     def renew_leases(self) -> None:
-        if time.monotonic() - self._renewed < self.renew_every:
+        if time.monotonic() - self._renewed_at < self.renew_every:
             return
-        self._renewed = time.monotonic()
+        self._renewed_at = time.monotonic()
         self._join_store()
         try:
             self.store.renew([each.lease for each in self.under_way.values()])
@@ -348,18 +353,18 @@ class GroupSampler:
     def begin_groups(self) -> None:
         """Start as many groups as there is room for."""
         while self._gets_more and sum(each.left for each in self.under_way.values()) < self.max_attempts:
-            if time.monotonic() - self._begun < self._pause:
+            if time.monotonic() - self._last_start_at < self._pause_between_starts:
                 return
-            assert self._policy is not None, "`look_at_store` found one"
+            assert self._policy is not None, "`look_at_store` has found an announced policy"
             leases = self.store.lease(1, below=self._policy.below)
             if not leases:
                 self._gets_more = False
                 return
-            self._begun = time.monotonic()
+            self._last_start_at = time.monotonic()
             self._play_lease(leases[0])
 
     def _play_lease(self, lease: Lease) -> None:
-        stored = [each.episode for each in lease.attempts]
+        stored = [attempt.episode for attempt in lease.attempts]
         stored_repeats = {episode.repeat for episode in stored}
         order, step = lease.order, stored[0].step if stored else self.backbone.version + 1
         self.under_way[order] = LeasedGroup(lease, self._repeats - len(stored_repeats))
@@ -374,7 +379,7 @@ class GroupSampler:
             step=step,
             split="train",
             repeats=self._repeats,
-            over=stored_repeats,
+            finished=stored_repeats,
             on_end=lambda episode: self._events.put((lease, episode)),
         )
         self.under_way[order].playing = group
@@ -391,6 +396,10 @@ class GroupSampler:
             return
 
     def _take_event(self, lease: Lease, ended: Episode | Future[Group]) -> None:
+        """Put an ended attempt into the store, or close a group whose attempts have all ended.
+
+        With a judge that ranks the attempts of a group, the attempts are held until the group is ranked.
+        """
         order = lease.order
         each = self.under_way.get(order)
         if each is None or each.lease.fence != lease.fence:  # the lease was lost
@@ -409,7 +418,7 @@ class GroupSampler:
             self.played.episodes += 1
             self.played.tokens += ended.sampled_tokens
             record = Kept(replace(ended, sampler=self._name), ended_by=self._name)
-            if self._compares:
+            if self._has_group_judge:
                 each.held.append(record)
             else:
                 self.store.put(each.lease, record)

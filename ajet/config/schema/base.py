@@ -182,7 +182,7 @@ def find_section_model(field: FieldInfo) -> type[Section] | None:
 def find_entry_model(field: FieldInfo) -> type[Section] | None:
     """Return the section model of a named mapping's values, or None for any other key."""
     values = get_args(field.annotation)[1:] if get_origin(field.annotation) is dict else ()
-    return next((each for each in values if isinstance(each, type) and issubclass(each, Section)), None)
+    return next((value for value in values if isinstance(value, type) and issubclass(value, Section)), None)
 
 
 class IdleReason(NamedTuple):

@@ -140,7 +140,10 @@ class _AttentionTerms:
     __slots__ = ("scale", "sinks", "softcap", "window")
 
     def __init__(self, scale: float, window: int | None, softcap: float | None, sinks: Tensor | None) -> None:
-        self.scale, self.window, self.softcap, self.sinks = scale, window, softcap, sinks
+        self.scale = scale
+        self.window = window
+        self.softcap = softcap
+        self.sinks = sinks
 
     @property
     def plain(self) -> bool:
@@ -148,7 +151,9 @@ class _AttentionTerms:
         return self.softcap is None and self.sinks is None
 
 
-def _attend_next_tokens(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _AttentionTerms) -> Tensor:
+def _attend_next_tokens(
+    block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, terms: _AttentionTerms
+) -> Tensor:
     """Attend one next token per row: q [H, N, d], k and v [K, N, d] to [n, H, d]."""
     n, a, pool = block.count, block.begin, block.pool
     q, k, v = (t[:, a : a + n].transpose(0, 1) for t in (q, k, v))
@@ -156,16 +161,16 @@ def _attend_next_tokens(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: 
     keys.view(-1, keys.shape[-1]).index_copy_(0, block.places, k.reshape(-1, k.shape[-1]))
     values.view(-1, values.shape[-1]).index_copy_(0, block.places, v.reshape(-1, v.shape[-1]))
     rows = slice(0, n) if block.slots is None else block.slots
-    if how.plain and q.device.type == "cpu" and q.shape[-1] == values.shape[-1]:
+    if terms.plain and q.device.type == "cpu" and q.shape[-1] == values.shape[-1]:
         visible = min(pool.capacity, (block.longest // KEY_MULTIPLE + 1) * KEY_MULTIPLE)
-        mask = block.mask(how.window, q.dtype)[:, :visible]
-        got = attend_fused_rows(q, keys[rows, :, :visible], values[rows, :, :visible], mask, how.scale)
+        mask = block.mask(terms.window, q.dtype)[:, :visible]
+        got = attend_fused_rows(q, keys[rows, :, :visible], values[rows, :, :visible], mask, terms.scale)
     else:
         # The product covers the complete capacity, masked. A product over a part of each row would copy the parts.
         heads = keys.shape[1]
         grouped = q.reshape(n, heads, -1, q.shape[-1])
-        mask = block.mask(how.window, q.dtype)[:, None, None].expand(-1, heads, grouped.shape[2], -1).flatten(0, 1)
-        got = _attend_block(grouped, keys[rows], values[rows], mask, how)
+        mask = block.mask(terms.window, q.dtype)[:, None, None].expand(-1, heads, grouped.shape[2], -1).flatten(0, 1)
+        got = _attend_block(grouped, keys[rows], values[rows], mask, terms)
     return got.reshape(n, -1, values.shape[-1])
 
 
@@ -197,9 +202,12 @@ def has_matrix_unit() -> bool:
     return bool(read_processor_flags().get("amx_bf16"))
 
 
-def _attend_stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _AttentionTerms) -> Tensor:
+def _attend_stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, terms: _AttentionTerms) -> Tensor:
     """Attend several new tokens of g rows, and return [g * length, H, d]."""
-    a, g, length, start = block.begin, block.rows, block.length, block.start
+    a = block.begin
+    g = block.rows
+    length = block.length
+    start = block.start
     stop = start + length
     keys, values = block.pool.keys[layer], block.pool.values[layer]
     if block.source is not None:
@@ -211,51 +219,51 @@ def _attend_stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor,
     values[block.slots, :, start:stop] = new_v
     if start:
         new_k, new_v = keys[block.slots, :, :stop], values[block.slots, :, :stop]
-    mask = block.mask(how.window)
-    if how.plain:
+    mask = block.mask(terms.window)
+    if terms.plain:
         groups = new_q.shape[1] // new_k.shape[1]
         native = groups > 1 and q.device.type == "cpu"
         if groups > 1 and not native:
             new_k, new_v = (t.repeat_interleave(groups, 1) for t in (new_k, new_v))
         got = F.scaled_dot_product_attention(
-            new_q, new_k, new_v, attn_mask=mask, is_causal=mask is None, scale=how.scale, enable_gqa=native
+            new_q, new_k, new_v, attn_mask=mask, is_causal=mask is None, scale=terms.scale, enable_gqa=native
         )
     else:
         if mask is None:
             mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-        got = _attend_grouped(new_q, new_k, new_v, _make_additive_mask(mask, q.dtype), how)
+        got = _attend_grouped(new_q, new_k, new_v, _make_additive_mask(mask, q.dtype), terms)
     return got.transpose(1, 2).reshape(g * length, -1, got.shape[-1])
 
 
-def _attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _AttentionTerms) -> Tensor:
+def _attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, terms: _AttentionTerms) -> Tensor:
     """Attend with grouped heads: q [g, H, L, d], k and v [g, K, T, d], mask [L, T] to [g, H, L, d]."""
     g, heads, length, _ = q.shape
     split = q.reshape(g, k.shape[1], -1, q.shape[-1])
     # a key head's queries are all tokens of its first query head, then of the next
     mask = mask.repeat(heads // k.shape[1], 1)
-    return _attend_block(split, k, v, mask, how).reshape(g, heads, length, v.shape[-1])
+    return _attend_block(split, k, v, mask, terms).reshape(g, heads, length, v.shape[-1])
 
 
-def _attend_block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _AttentionTerms) -> Tensor:
+def _attend_block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, terms: _AttentionTerms) -> Tensor:
     """Attend q [n, K, G, d] to k and v [n, K, T, d] under a mask that broadcasts to [n * K, G, T].
 
     On a CPU the products are written out, because its fused kernel lacks soft caps and sinks.
     """
     n, heads, queries, _ = q.shape
-    if how.plain and q.device.type != "cpu":
+    if terms.plain and q.device.type != "cpu":
         mask = mask.expand(n * heads, -1, -1).unflatten(0, (n, heads))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=how.scale)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=terms.scale)
     q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-    if how.softcap is None:
-        scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=how.scale)
+    if terms.softcap is None:
+        scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=terms.scale)
     else:
-        scores = torch.tanh(torch.bmm(q, k.transpose(1, 2)) * (how.scale / how.softcap)) * how.softcap + mask
-    if how.sinks is not None:
-        per_head = how.sinks.reshape(heads, -1, 1)  # shape [K, H / K, 1]
+        scores = torch.tanh(torch.bmm(q, k.transpose(1, 2)) * (terms.scale / terms.softcap)) * terms.softcap + mask
+    if terms.sinks is not None:
+        per_head = terms.sinks.reshape(heads, -1, 1)  # shape [K, H / K, 1]
         per_query = per_head.repeat_interleave(queries // per_head.shape[1], 1)
         scores = torch.cat([scores, per_query.repeat(n, 1, 1).to(scores.dtype)], -1)
     weights = torch.softmax(scores, -1)  # softmax computes in float32 for every dtype
-    if how.sinks is not None:
+    if terms.sinks is not None:
         weights = weights[..., :-1]
     return torch.bmm(weights, v).unflatten(0, (n, heads))
 

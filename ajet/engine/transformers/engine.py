@@ -81,19 +81,19 @@ class TransformersEngine:
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._keeps_some_logits = "logits_to_keep" in inspect.signature(_unwrap_model(model).forward).parameters
         self._mixed_adapters = MixedAdapters(self._model, adapters) if adapters else None
-        self._packed = PackedWeights(self._model)
+        self._packed_weights = PackedWeights(self._model)
         self._shape = shape = self._check_model(verdicts)
         end_worker_threads()  # threads left by the code that loaded the model
         self._rows = Rows(shape, max_rows=2 * max_num_seqs, max_bytes=cache_bytes or _default_cache_bytes(self._device))
         self._scheduler = StepScheduler(self._rows, max_num_seqs=max_num_seqs, step_tokens=step_tokens)
         self._sampler, self._outbox = Sampler(), Outbox()
-        self._wake = threading.Condition()
-        self._arrived: list[InflightRequest] = []
-        self._aborted: list[InflightRequest] = []
-        self._busy = self._closing = False
-        self._pauses = 0
+        self._state_changed = threading.Condition()
+        self._new_requests: list[InflightRequest] = []
+        self._aborted_requests: list[InflightRequest] = []
+        self._is_stepping = self._is_closing = False
+        self._pause_count = 0
         self._failure = ""
-        self._sent = 0.0
+        self._chunks_sent_at = 0.0
         self.counts = {"steps": 0, "prompt_tokens": 0, "computed_tokens": 0, "sampled_tokens": 0}
         """Counts since the start. `computed_tokens` counts replies and prompts without shared prefixes."""
         self._thread = threading.Thread(target=self._run_loop, name="ajet-engine", daemon=True)
@@ -114,11 +114,11 @@ class TransformersEngine:
             TokenStream(asyncio.get_running_loop()),
             compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary),
         )
-        with self._wake:
-            if self._closing:
+        with self._state_changed:
+            if self._is_closing:
                 raise EngineFailure(self._failure or "the engine is closed", retryable=False)
-            self._arrived.append(call)
-            self._wake.notify_all()
+            self._new_requests.append(call)
+            self._state_changed.notify_all()
         finished = False
         try:
             while not finished:
@@ -127,9 +127,9 @@ class TransformersEngine:
                 yield chunk
         finally:
             if not finished:
-                with self._wake:
-                    self._aborted.append(call)
-                    self._wake.notify_all()
+                with self._state_changed:
+                    self._aborted_requests.append(call)
+                    self._state_changed.notify_all()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -137,31 +137,31 @@ class TransformersEngine:
 
         Cached prefixes and packed weights are released, so their memory is free within the block.
         """
-        with self._wake:
-            self._pauses += 1
-            self._wake.wait_for(lambda: not self._busy)
-            self._packed.forget()
+        with self._state_changed:
+            self._pause_count += 1
+            self._state_changed.wait_for(lambda: not self._is_stepping)
+            self._packed_weights.forget()
             if not self._rows.active:
                 self._rows.forget()
         try:
             yield
         finally:
             end_worker_threads()
-            with self._wake:
-                self._pauses -= 1
-                self._wake.notify_all()
+            with self._state_changed:
+                self._pause_count -= 1
+                self._state_changed.notify_all()
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Within the block no new step begins, and caches stay; calls submitted inside are computed together."""
-        with self._wake:
-            self._pauses += 1
+        with self._state_changed:
+            self._pause_count += 1
         try:
             yield
         finally:
-            with self._wake:
-                self._pauses -= 1
-                self._wake.notify_all()
+            with self._state_changed:
+                self._pause_count -= 1
+                self._state_changed.notify_all()
 
     def weights_changed(self, version: int) -> None:
         """Announce that the tensors now hold policy `version`; running calls continue with recomputed keys and values.
@@ -171,7 +171,7 @@ class TransformersEngine:
         """
         if version < self.version:
             raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
-        with self.paused(), self._wake:
+        with self.paused(), self._state_changed:
             self._flush_chunks()
             if self._source is not None:
                 copy_weights(self._source, self._model)
@@ -180,12 +180,12 @@ class TransformersEngine:
 
     def close(self) -> None:
         """End the thread; running calls fail with EngineFailure. Idempotent."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify_all()
+        with self._state_changed:
+            self._is_closing = True
+            self._state_changed.notify_all()
         if self._thread is not threading.current_thread():
             self._thread.join()
-        self._packed.close()
+        self._packed_weights.close()
         if self._mixed_adapters is not None:
             self._mixed_adapters.close()
 
@@ -211,8 +211,8 @@ class TransformersEngine:
     def _hold_steps(self) -> Iterator[None]:
         """Within the block, only the caller runs forward passes."""
         with self.held():
-            with self._wake:
-                self._wake.wait_for(lambda: not self._busy)
+            with self._state_changed:
+                self._state_changed.wait_for(lambda: not self._is_stepping)
             try:
                 yield
             finally:
@@ -272,49 +272,49 @@ class TransformersEngine:
             while self._run_turn():
                 pass
         finally:
-            with self._wake:
-                self._closing, self._busy = True, False
+            with self._state_changed:
+                self._is_closing, self._is_stepping = True, False
                 self._fail_all(self._failure or "the engine was closed")
-                self._wake.notify_all()
+                self._state_changed.notify_all()
 
     def _run_turn(self) -> bool:
         """Wait for work and run one step; return False if the engine is closing."""
-        with self._wake:
+        with self._state_changed:
             if not self._has_work():
                 end_worker_threads()
-                self._wake.wait_for(self._has_work)
-            if self._closing:
+                self._state_changed.wait_for(self._has_work)
+            if self._is_closing:
                 return False
             self._take_in()
-            self._busy = True
+            self._is_stepping = True
         try:
             self._run_step()
         except RuntimeError as error:  # all torch errors, including out of memory
             logger.warning("the transformers engine failed while it decoded a batch: {}", error)
-            with self._wake:
+            with self._state_changed:
                 self._fail_all(f"{type(error).__name__}: {error}")
         except BaseException as error:
             self._failure = f"the transformers engine stopped: {type(error).__name__}: {error}"
             raise
         finally:
-            with self._wake:
-                self._busy = False
-                self._wake.notify_all()
+            with self._state_changed:
+                self._is_stepping = False
+                self._state_changed.notify_all()
         return True
 
     def _has_work(self) -> bool:
-        return self._closing or (
-            not self._pauses and bool(self._arrived or self._scheduler.waiting or self._has_active_rows())
+        return self._is_closing or (
+            not self._pause_count and bool(self._new_requests or self._scheduler.waiting or self._has_active_rows())
         )
 
     def _has_active_rows(self) -> bool:
         return any(pool.active for pool in self._rows.pools.values())
 
     def _take_in(self) -> None:
-        aborted = {id(call) for call in self._aborted}
-        self._aborted.clear()
-        self._scheduler.waiting.extend(self._arrived)
-        self._arrived.clear()
+        aborted = {id(call) for call in self._aborted_requests}
+        self._aborted_requests.clear()
+        self._scheduler.waiting.extend(self._new_requests)
+        self._new_requests.clear()
         if aborted:
             remaining = [call for call in self._scheduler.waiting if id(call) not in aborted]
             self._scheduler.waiting.clear()
@@ -322,6 +322,10 @@ class TransformersEngine:
             self._rows.retire([row for row in self._rows.active if id(row.call) in aborted])
 
     def _run_step(self) -> None:
+        """Run one forward pass over the planned tokens of all rows, and draw a token for each row that is due.
+
+        A follower has the same prompt as its leader, so it draws from the leader's logits.
+        """
         pieces, followers = self._scheduler.plan()
         if not pieces:
             return
@@ -353,17 +357,17 @@ class TransformersEngine:
                 logits_BV, [call.request.sampling for call in calls], draw_uniforms(streams, positions)
             )
 
-    def _deliver_tokens(self, rows: list[Row], drawn: DrawnTokens) -> None:
+    def _deliver_tokens(self, rows: list[Row], drawn_tokens: DrawnTokens) -> None:
         """Append each row's token and send due chunks."""
         finished: list[Row] = []
         for k, row in enumerate(rows):
             call: InflightRequest = row.call
-            token = drawn.ids[k]
+            token = drawn_tokens.ids[k]
             call.ids.append(token)
-            call.logprobs.append(drawn.logprobs[k])
-            call.logprobs_unit.append(drawn.logprobs_unit[k])
+            call.logprobs.append(drawn_tokens.logprobs[k])
+            call.logprobs_unit.append(drawn_tokens.logprobs_unit[k])
             if call.request.sampling.top_logprobs:
-                call.top.append(drawn.top[k])
+                call.top.append(drawn_tokens.top[k])
             call.drawn += 1
             self.counts["sampled_tokens"] += 1
             if call.drawn == 1:
@@ -377,13 +381,13 @@ class TransformersEngine:
             row.append(token)
         if finished:
             self._rows.retire(finished)
-        if time.monotonic() - self._sent > SEND_EVERY:
+        if time.monotonic() - self._chunks_sent_at > SEND_EVERY:
             self._flush_chunks()
         self._outbox.send()
 
     def _flush_chunks(self) -> None:
         """Send the pending tokens of running calls."""
-        self._sent = time.monotonic()
+        self._chunks_sent_at = time.monotonic()
         for row in self._rows.active:
             if row.call is not None and row.call.ids:
                 self._queue_chunk(row.call, None)
@@ -391,7 +395,10 @@ class TransformersEngine:
 
     def _queue_chunk(self, call: InflightRequest, finish: Literal["stop", "length"] | None) -> None:
         chunk = TokenChunk(call.ids, call.logprobs, call.logprobs_unit, self.version, finish, call.top)
-        call.ids, call.logprobs, call.logprobs_unit, call.top = [], [], [], []
+        call.ids = []
+        call.logprobs = []
+        call.logprobs_unit = []
+        call.top = []
         self._outbox.add(call.stream, chunk)
 
     def _fail_all(self, why: str) -> None:

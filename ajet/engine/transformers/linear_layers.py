@@ -36,8 +36,8 @@ class PackedWeights:
 
     def __init__(self, model: Any) -> None:
         self.packed_weights: dict[torch.nn.Linear, Tensor] = {}
-        self._refused = False
-        layers = [each for each in model.modules() if _is_packable(each)]
+        self._lacks_memory = False
+        layers = [module for module in model.modules() if _is_packable(module)]
         one_each = {_read_kind(each): each for each in layers}
         same = {kind: has_same_bits(layer) for kind, layer in one_each.items()}
         self._layers = [each for each in layers if same[_read_kind(each)]]
@@ -47,12 +47,12 @@ class PackedWeights:
     @property
     def bytes(self) -> int:
         """Total size of the packed weights in bytes."""
-        return sum(each.weight.nbytes for each in self._layers)
+        return sum(layer.weight.nbytes for layer in self._layers)
 
     def forget(self) -> None:
         """Free all packed weights; the next product packs again."""
         self.packed_weights.clear()
-        self._refused = False
+        self._lacks_memory = False
 
     def close(self) -> None:
         """Restore the layers' own products and drop all references.
@@ -60,29 +60,31 @@ class PackedWeights:
         Each product references its layer, a cycle that would keep the model alive until garbage collection.
         """
         self.forget()
-        for each in self._layers:
-            vars(each).pop("forward", None)
+        for layer in self._layers:
+            vars(layer).pop("forward", None)
         self._layers.clear()
 
     def _make_product(self, layer: torch.nn.Linear) -> Any:
-        def product(given: Tensor) -> Tensor:
+        """Return the layer's forward function. The first call packs the weight, if memory suffices."""
+
+        def product(inputs: Tensor) -> Tensor:
             packed = self.packed_weights.get(layer)
             if packed is None:
                 if not self._has_room():
-                    return torch.nn.functional.linear(given, layer.weight, layer.bias)
+                    return torch.nn.functional.linear(inputs, layer.weight, layer.bias)
                 packed = self.packed_weights[layer] = _pack_weight(layer.weight)
-            return _multiply_packed(given, packed, layer.bias)
+            return _multiply_packed(inputs, packed, layer.bias)
 
         return product
 
     def _has_room(self) -> bool:
         """True if memory suffices for all packed weights; checked once per version."""
-        if not self.packed_weights and not self._refused and measure_main_memory()[1] < SPARE * self.bytes:
+        if not self.packed_weights and not self._lacks_memory and measure_main_memory()[1] < SPARE * self.bytes:
             logger.info(
                 "sampling is slower: too little memory to pack the weights ({:,.0f} MB needed)", self.bytes / 1e6
             )
-            self._refused = True
-        return not self._refused
+            self._lacks_memory = True
+        return not self._lacks_memory
 
 
 def _is_packable(module: Any) -> bool:
@@ -107,8 +109,8 @@ def _pack_weight(weight: Tensor) -> Tensor:
     return packed
 
 
-def _multiply_packed(given: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(given, packed, bias, "none", [], "")
+def _multiply_packed(inputs: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")
     return out
 
 
@@ -145,7 +147,7 @@ class MixedAdapters:
         from peft.tuners.lora import LoraLayer
 
         self.names = frozenset(names)
-        self._parts: Sequence[Part] = ()
+        self._rows_by_adapter: Sequence[Part] = ()
         self._layers: list[tuple[str, Any]] = [
             (name, each) for name, each in model.named_modules() if isinstance(each, LoraLayer)
         ]
@@ -161,11 +163,11 @@ class MixedAdapters:
     @contextmanager
     def computing(self, parts: Sequence[Part]) -> Iterator[None]:
         """Within the block, each part's tokens use the part's adapter, and other tokens use none."""
-        self._parts = parts
+        self._rows_by_adapter = parts
         try:
             yield
         finally:
-            self._parts = ()
+            self._rows_by_adapter = ()
 
     def close(self) -> None:
         """Restore the layers' own products, as in `PackedWeights.close`."""
@@ -174,25 +176,29 @@ class MixedAdapters:
         self._layers.clear()
 
     def _make_product(self, name: str, layer: Any) -> Any:
-        base, up, down, scaling = layer.get_base_layer(), layer.lora_B, layer.lora_A, layer.scaling
+        """Return the layer's forward function for a batch whose rows use different adapters."""
+        base = layer.get_base_layer()
+        up = layer.lora_B
+        down = layer.lora_A
+        scaling = layer.scaling
 
-        def product(given: Tensor) -> Tensor:
-            result: Tensor = base(given)
-            for adapter, rows in self._parts:
+        def product(inputs: Tensor) -> Tensor:
+            result: Tensor = base(inputs)
+            for adapter, rows in self._rows_by_adapter:
                 if adapter not in down:
                     continue
                 if rows is None:
-                    result = result + up[adapter](down[adapter](given)) * scaling[adapter]
+                    result = result + up[adapter](down[adapter](inputs)) * scaling[adapter]
                     continue
-                if given.dim() < 2 or int(rows[-1]) >= given.shape[-2]:
+                if inputs.dim() < 2 or int(rows[-1]) >= inputs.shape[-2]:
                     raise UserError(
                         f"The layer {name} does not see the tokens of a batch one by one, so several adapters "
                         "cannot share it.",
                         where="ajet.trainer_common.lora.target_modules",
                         expected="linear layers that see every token of the batch",
                     )
-                change = up[adapter](down[adapter](given.index_select(-2, rows))) * scaling[adapter]
-                result = result.index_add(given.dim() - 2, rows, change)
+                change = up[adapter](down[adapter](inputs.index_select(-2, rows))) * scaling[adapter]
+                result = result.index_add(inputs.dim() - 2, rows, change)
             return result
 
         return product

@@ -114,7 +114,7 @@ class Piece:
 
 
 def build_step(pieces: list[Piece], device: torch.device) -> PlannedStep:
-    """Lay out the step for the given pieces."""
+    """Concatenate the tokens of all pieces to the inputs of one forward pass."""
     single = [p for p in pieces if p.length == 1 and p.source is None]
     longer = [p for p in pieces if not (p.length == 1 and p.source is None)]
     ids: list[Any] = []

@@ -90,7 +90,9 @@ class RowPool:
             return
         keys, values, tokens = self._make_tensors(slots)
         keys[:, :have], values[:, :have], tokens[:have] = self.keys, self.values, self.tokens
-        self.keys, self.values, self.tokens = keys, values, tokens
+        self.keys = keys
+        self.values = values
+        self.tokens = tokens
         self.rows += [None] * (slots - have)
 
     def free_slot(self) -> int | None:

@@ -36,7 +36,9 @@ class Rows:
     """Places sequences in pools, finds prefixes they share, and evicts cached ones."""
 
     def __init__(self, shape: Shape, *, max_rows: int, max_bytes: int) -> None:
-        self._shape, self._max_rows, self._max_bytes = shape, max_rows, max_bytes
+        self._shape = shape
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
         self.pools: dict[int, RowPool] = {}
         self.clock = 0
 
@@ -196,7 +198,9 @@ class StepScheduler:
     """Turns waiting calls and active rows into the pieces of a step."""
 
     def __init__(self, rows: Rows, *, max_num_seqs: int, step_tokens: int) -> None:
-        self._rows, self._max, self._step_tokens = rows, max_num_seqs, step_tokens
+        self._rows = rows
+        self._max = max_num_seqs
+        self._step_tokens = step_tokens
         self.waiting: deque[InflightRequest] = deque()
 
     def plan(self) -> tuple[list[Piece], list[tuple[Row, Row]]]:
@@ -247,13 +251,17 @@ class StepScheduler:
             row, source = other, None
         elif other is not None and shared == size == other.known and other.computed < size:
             row = self._rows.place(prompt, row_length, adapter)
-            row.call, row.planned, call.row = call, 0, row
+            row.call = call
+            row.planned = 0
+            call.row = row
             followers.append((row, other))
             return 0
         else:
             start = min(shared, size - 1)
             row, source = self._rows.place(prompt, row_length, adapter), other
-        row.call, call.row, row.depth = call, row, 0
+        row.call = call
+        call.row = row
+        row.depth = 0
         if source is not None and source.computed >= start:
             _copy_prefix(source, row, start)
             source = None

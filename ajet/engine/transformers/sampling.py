@@ -19,12 +19,12 @@ from ajet.engine.contract import Sampling
 
 _BLOCK = 256
 _AT_ONCE = 4
-"""Rows per thread whose float32 logits fit a core's cache."""
+"""Rows sampled together per thread, so that their float32 logits fit in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnTokens:
-    """Results per row, [B] each; `top` holds the requested alternatives."""
+    """Sampled tokens with log-probabilities, shape [B] each, and the requested top log-probabilities (`top`)."""
 
     ids: list[int]
     logprobs: list[float]

@@ -58,19 +58,19 @@ def service_at(url: str, where: str, env_type: str = "") -> EnvService:
     return EnvService(require_address(url, where, "an environment service", "http://HOST:PORT"), env_type)
 
 
-def is_service_url(used: str) -> bool:
+def is_service_url(environment_use: str) -> bool:
     """Return True for an http address, unless the address is an MCP server."""
-    return used.startswith(("http://", "https://")) and find_tool_kind(used) is None
+    return environment_use.startswith(("http://", "https://")) and find_tool_kind(environment_use) is None
 
 
-def is_world(used: str) -> bool:
+def is_world(environment_use: str) -> bool:
     """True for the name of a world served by a plug-in."""
-    return _find_world(used) is not None
+    return _find_world(environment_use) is not None
 
 
-def _find_world(used: str) -> PluginPart | None:
-    name, colon, _ = used.partition(":")
-    if "->" in used:
+def _find_world(environment_use: str) -> PluginPart | None:
+    name, colon, _ = environment_use.partition(":")
+    if "->" in environment_use:
         return find_part("environment", CLASS)
     return find_part("environment", name) if colon and name != CLASS else None
 

@@ -51,7 +51,7 @@ class GymEnv:
         """Receives every action as a ToolUse."""
         self.until: float | None = None
         """When the episode is over, by this process's monotonic clock: no action waits longer."""
-        self._gone = False
+        self._is_lost = False
 
     @property
     def service_url(self) -> str:
@@ -146,11 +146,11 @@ class GymEnv:
         try:
             yield
         except EnvironmentFailure as problem:
-            self._gone, self.lost = True, self.lost or problem
+            self._is_lost, self.lost = True, self.lost or problem
             raise
 
     def _request_service(self, request: str, **more: Any) -> dict[str, Any]:
-        if self._gone:
+        if self._is_lost:
             raise EnvironmentFailure(f"the connection to the environment is lost: {self.lost}")
         if not self.instance_id:
             raise EnvironmentFailure("the environment was closed, because the episode has ended")
@@ -165,11 +165,11 @@ class GymEnv:
     def _read_messages(self, request: str, data: Mapping[str, Any]) -> list[Message]:
         state = data.get("state")
         messages = [state] if isinstance(state, dict) else state
-        if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
+        if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
             raise self.service.wrong(request, f"contains no state, which must be a list of messages: {data!r:.200}")
-        if bad := next((each for each in messages if "content" not in each), None):
+        if bad := next((message for message in messages if "content" not in message), None):
             raise self.service.wrong(request, f"contains a message without content: {bad!r:.200}")
-        return [{"role": "user", **each} for each in messages]
+        return [{"role": "user", **message} for message in messages]
 
     def _read_number(self, request: str, value: Any) -> float:
         if value is None:
@@ -178,13 +178,15 @@ class GymEnv:
             return float(value)
         raise self.service.wrong(request, f"contains {value!r:.100} instead of a finite number")
 
-    def _record_use(self, message: Message, result: str, began: float, error: ToolError) -> None:
+    def _record_use(self, message: Message, result: str, started_at: float, error: ToolError) -> None:
         if self.on_use is None:
             return
         name, arguments, call_id = _as_call(message)
         service_url = self.service.url
         self.on_use(
-            ToolUse(name, arguments, result, compute_digest(result), began, time.time(), error, service_url, call_id)
+            ToolUse(
+                name, arguments, result, compute_digest(result), started_at, time.time(), error, service_url, call_id
+            )
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -204,7 +206,7 @@ def as_message(action: Any) -> Message:
         return {"role": "assistant", "content": action if isinstance(action, str) else str(action)}
     content = action.get("content")
     if isinstance(content, (list, tuple)):
-        texts = [each.get("text") for each in content if isinstance(each, Mapping)]
+        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
         content = "".join(text for text in texts if isinstance(text, str)) if any(texts) else str(content)
     return {"role": "assistant", **action, **({} if content is None else {"content": content})}
 
@@ -224,4 +226,4 @@ def _join_contents(state: list[Message]) -> Any:
     contents = [each["content"] for each in state]
     if len(contents) == 1:
         return contents[0]
-    return "\n".join(str(each) for each in contents)
+    return "\n".join(str(content) for content in contents)

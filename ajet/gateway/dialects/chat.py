@@ -33,7 +33,7 @@ TAKEN = {
     "response_format", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p",
     "reasoning_effort", "verbosity", "modalities",
 }  # fmt: skip
-"""The fields of a request that this dialect knows."""
+"""Fields that a request may have; any other field is refused."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": (),
     "presence_penalty": (0,),
@@ -178,9 +178,9 @@ class _ChunkWriter:
         self._dialect, self._options = dialect, options
         # The same text as from _ENCODE, in a tenth of the time: measurable in short streams.
         head = f'"id":"{options.id}","object":"{_CHUNK}","created":{options.created}'
-        self._before = f'data: {{{head},"model":{encode_basestring_ascii(options.model)},"choices":['
+        self._event_start = f'data: {{{head},"model":{encode_basestring_ascii(options.model)},"choices":['
         # If the last chunk has usage, the others have null, as in OpenAI's reference.
-        self._after = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
+        self._event_end = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
 
     def begin_reply(self, choice: int) -> bytes:
         return self._write_plain(choice, _FIRST_DELTA)
@@ -198,7 +198,7 @@ class _ChunkWriter:
             if self._options.logprobs and index == 0:
                 logprobs = self._dialect.format_logprobs(self._options, chunk.ids, chunk.logprobs, chunk.top)
             body = _ENCODE({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None})
-            events.append(f"{self._before}{body}{self._after}".encode())
+            events.append(f"{self._event_start}{body}{self._event_end}".encode())
         return b"".join(events)
 
     def end_reply(self, choice: int, reply: Reply) -> bytes:
@@ -217,7 +217,7 @@ class _ChunkWriter:
     def _write_plain(self, choice: int, delta: str, finish: str = "null") -> bytes:
         """Return an event without logprobs from JSON texts."""
         body = f'{{"index":{choice},"delta":{delta},"logprobs":null,"finish_reason":{finish}}}'
-        return f"{self._before}{body}{self._after}".encode()
+        return f"{self._event_start}{body}{self._event_end}".encode()
 
 
 def _find_finish_reason(options: _Options, reply: Reply) -> str:

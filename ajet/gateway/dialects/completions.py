@@ -29,7 +29,7 @@ TAKEN = {
     "presence_penalty", "repetition_penalty", "min_p", "seed", "stop", "stream", "stream_options", "suffix",
     "temperature", "top_p", "top_k",
 }  # fmt: skip
-"""The fields of a request that this dialect knows."""
+"""Fields that a request may have; any other field is refused."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": (),
     "presence_penalty": (0,),
@@ -153,7 +153,7 @@ class _LogprobFormatter:
     """Formats the logprobs of one choice in parts. Text offsets continue across parts."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str] | None, count: int) -> None:
-        self._decode, self._count = decode, count
+        self._decode, self._top_count = decode, count
         self._text = IncrementalDecoder(decode) if decode is not None else None
         self._offset = 0
 
@@ -168,7 +168,7 @@ class _LogprobFormatter:
             offsets.append(self._offset)
             self._offset += len(self._text.feed([token]))
             likely = {self._decode([other]): float(value) for other, value in (top[index] if index < len(top) else [])}
-            others.append({**dict(list(likely.items())[: self._count]), token_text: float(logprobs[index])})
+            others.append({**dict(list(likely.items())[: self._top_count]), token_text: float(logprobs[index])})
         return {
             "tokens": tokens,
             "token_logprobs": [float(value) for value in logprobs],
@@ -182,7 +182,7 @@ class _TextWriter:
 
     def __init__(self, dialect: CompletionsDialect, options: _Options) -> None:
         self._dialect, self._options = dialect, options
-        self._head = _build_head(options)
+        self._common_fields = _build_head(options)
         self._formatters: dict[int, _LogprobFormatter] = {}
 
     def begin_reply(self, choice: int) -> bytes:
@@ -205,7 +205,7 @@ class _TextWriter:
         usage = b""
         if self._options.include_usage:
             total = count_usage(replies[:: self._options.count], replies)
-            usage = encode_event({**self._head, "choices": [], "usage": total})
+            usage = encode_event({**self._common_fields, "choices": [], "usage": total})
         return usage + b"data: [DONE]\n\n"
 
     def fail(self, refused: Refused) -> bytes:
@@ -215,7 +215,9 @@ class _TextWriter:
         self, choice: int, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None
     ) -> bytes:
         usage = {"usage": None} if self._options.include_usage else {}
-        return encode_event({**self._head, "choices": [_build_choice(choice, text, logprobs, finish)], **usage})
+        return encode_event(
+            {**self._common_fields, "choices": [_build_choice(choice, text, logprobs, finish)], **usage}
+        )
 
 
 def _build_choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _tracker_class(name: str, base: Path) -> type[Tracker]:
         raise UserError(f"There is no tracker of this name (known: {', '.join(find_all_parts('tracker'))}).")
     does = ("metrics", "episodes", "close")
     like = "ajet.record.trackers.Tracker"
-    return resolve_class(name, "tracker", base=base, what="ajet.trainer_common.logger", methods=does, like=like)
+    return resolve_class(name, "tracker", base=base, key="ajet.trainer_common.logger", methods=does, like=like)
 
 
 def find_patience_seconds(kind: type[Any], *, closing: bool = False) -> float | None:

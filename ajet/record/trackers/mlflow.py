@@ -40,7 +40,7 @@ class MlflowTracker(Tracker):
             from mlflow.entities import Metric, Param, RunStatus
         except ImportError as error:
             raise MissingExtraError("mlflow", "mlflow", needed_for="The tracker mlflow") from error
-        self._metric, self._status = Metric, RunStatus
+        self._metric_class, self._run_status_class = Metric, RunStatus
         tracking_uri = os.environ.get("MLFLOW_TRACKING_URI")
         with _files_allowed(tracking_uri):
             self._client = MlflowClient(tracking_uri=tracking_uri or (run.folder / "mlflow").resolve().as_uri())
@@ -60,7 +60,7 @@ class MlflowTracker(Tracker):
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send all numbers in one request."""
         now = int(time.time() * 1000)
-        metrics = [self._metric(_clean_name(name), value, now, step) for name, value in numbers.items()]
+        metrics = [self._metric_class(_clean_name(name), value, now, step) for name, value in numbers.items()]
         if metrics:
             self._client.log_batch(self._id, metrics=metrics)
 

@@ -21,16 +21,20 @@ class TensorboardTracker(Tracker):
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
             raise MissingExtraError("tensorboard", "tensorboard", needed_for="The tracker tensorboard") from error
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._event_class, self._summary_class = event_pb2.Event, summary_pb2.Summary
         self._writer = EventFileWriter(str(run.folder / "tensorboard"))
         if run.resumed_step is not None:
             session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._writer.add_event(self._event(wall_time=time.time(), step=run.resumed_step + 1, session_log=session))
+            self._writer.add_event(
+                self._event_class(wall_time=time.time(), step=run.resumed_step + 1, session_log=session)
+            )
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
         """Write one event with a scalar per number and flush."""
-        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
+        scalars = [self._summary_class.Value(tag=name, simple_value=value) for name, value in numbers.items()]
+        self._writer.add_event(
+            self._event_class(wall_time=time.time(), step=step, summary=self._summary_class(value=scalars))
+        )
         self._writer.flush()
 
     def close(self) -> None:

@@ -92,7 +92,7 @@ def _find_class(experiment: Experiment) -> type[Any]:
         experiment.ajet.rollout.isolation,
         "isolation",
         base=experiment.base,
-        what="ajet.rollout.isolation",
+        key="ajet.rollout.isolation",
         methods=("create", "start", "locate", "stop", "close"),
         like="ajet.rollout.isolation.Isolation",
     )

@@ -48,13 +48,13 @@ class MessageChannel:
         self._read_fd, self._write_fd = read_fd, write_fd
         self._frames = FrameReader(MAX_MESSAGE_BYTES)
 
-    def send(self, about: int, kind: str, body: bytes) -> None:
+    def send(self, attempt_number: int, kind: str, body: bytes) -> None:
         """Send a message with a body from `encode_value`. Raises OSError when the other end is gone.
 
         Args:
-            about: Id of the attempt. 0: no attempt.
+            attempt_number: Id of the attempt. 0: no attempt.
         """
-        send_all(self._write_fd, pack_frame({"about": about, "kind": kind}, body))
+        send_all(self._write_fd, pack_frame({"about": attempt_number, "kind": kind}, body))
 
     def receive(self) -> Message:
         """Wait for the next message.

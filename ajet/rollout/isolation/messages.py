@@ -75,7 +75,7 @@ class AttemptEnd:
 
 def encode_setup(setup: WorkerSetup) -> bytes:
     """Encode the body of `setup`."""
-    body = {each.name: getattr(setup, each.name) for each in fields(WorkerSetup)}
+    body = {field.name: getattr(setup, field.name) for field in fields(WorkerSetup)}
     return encode_value({**body, "ambient": _encode_endpoint(setup.ambient)})
 
 
@@ -84,12 +84,12 @@ def decode_setup(body: Any) -> WorkerSetup:
     return WorkerSetup(**{**body, "ambient": Endpoint(**body["ambient"])})
 
 
-def encode_attempt(task: WorkflowTask, config: View | None, began: float) -> bytes:
+def encode_attempt(task: WorkflowTask, config: View | None, started_at: float) -> bytes:
     """Encode the body of `attempt`.
 
     Args:
         config: The configuration. None: unchanged since the attempt before.
-        began: Start of the attempt, in seconds since the epoch.
+        started_at: Start of the attempt, in seconds since the epoch.
 
     Raises:
         TypeError: The task or a setting holds an object that is no data.
@@ -97,14 +97,14 @@ def encode_attempt(task: WorkflowTask, config: View | None, began: float) -> byt
     task_fields = {name: getattr(task, name) for name in _TASK_FIELDS}
     env = None if task.gym_env is None else _encode_env(task.gym_env)
     settings = None if config is None else config.to_dict()
-    body = {"task": dict(task.task), "of": task_fields, "env": env, "config": settings, "began": began}
+    body = {"task": dict(task.task), "of": task_fields, "env": env, "config": settings, "began": started_at}
     return encode_value(body, exact=True)
 
 
-def pack_attempt(task: WorkflowTask, config: View | None, began: float) -> bytes:
+def pack_attempt(task: WorkflowTask, config: View | None, started_at: float) -> bytes:
     """Encode the body of `attempt`. Raises EpisodeError if the task cannot be encoded."""
     try:
-        body = encode_attempt(task, config, began)
+        body = encode_attempt(task, config, started_at)
     except TypeError as problem:
         raise _refuse_task(f"it contains {problem}") from problem
     except Exception as problem:  # objects of user code encode themselves, and may raise anything
@@ -224,7 +224,7 @@ def encode_output(output: WorkflowOutput, changes: list[str]) -> bytes:
 
 def encode_failure(failure: Failure, changes: list[str]) -> bytes:
     """Encode the body of `ended` for a failure, and the body of `failed` (`decode_failure`)."""
-    values = {each.name: getattr(failure, each.name) for each in fields(Failure)}
+    values = {field.name: getattr(failure, field.name) for field in fields(Failure)}
     return encode_value({"failure": values, "left": _bound_changes(changes)})
 
 
@@ -257,7 +257,7 @@ def _check_texts(values: Any) -> list[Any]:
 
 
 def _bound_changes(changes: list[str]) -> list[str]:
-    return [keep_head(each, MAX_CHANGE_CHARS) for each in changes[:MAX_CHANGES]]
+    return [keep_head(change, MAX_CHANGE_CHARS) for change in changes[:MAX_CHANGES]]
 
 
 def _encode_endpoint(endpoint: Endpoint) -> dict[str, str]:
@@ -269,7 +269,7 @@ def _encode_env(env: Any) -> dict[str, Any]:
         raise TypeError(
             f"workflow_task.gym_env is an object of the class {type(env).__qualname__}, which cannot be encoded as JSON"
         )
-    service = {each.name: getattr(env.service, each.name) for each in fields(EnvService)}
+    service = {field.name: getattr(env.service, field.name) for field in fields(EnvService)}
     return {"service": service, "task_id": env.task_id, "instance_id": env.instance_id, "over_at": env.over_at}
 
 

@@ -82,8 +82,8 @@ class ProcessIsolation(WorkerPool):
         """Kill a worker whose process an attempt left changed. Log each kind of change once."""
         worker.close()
         with self._lock:
-            news = [change for change in worker.changes if change not in self._warned]
-            self._warned.update(news)
+            news = [change for change in worker.changes if change not in self._logged_warnings]
+            self._logged_warnings.update(news)
         if news and self.keeps_workers:
             logger.warning(
                 "a workflow left {} changed or running in its process (rollout.isolation: process); ajet "

@@ -59,10 +59,10 @@ class LoopIsolation:
 
         self._lock = threading.Lock()
         self.loops = [_open_loop()]
-        self._running: dict[AttemptBase, tuple[Future[WorkflowOutput], UserLoop]] = {}
+        self._running_attempts: dict[AttemptBase, tuple[Future[WorkflowOutput], UserLoop]] = {}
         self._threads = ThreadIsolation()
-        self._live: dict[AttemptBase, asyncio.Task[Any]] = {}
-        self._stopped: WeakSet[AttemptBase] = WeakSet()
+        self._attempt_tasks: dict[AttemptBase, asyncio.Task[Any]] = {}
+        self._stopped_attempts: WeakSet[AttemptBase] = WeakSet()
         """Stopped attempts whose tasks may still run. References are weak: an attempt stopped during its end is never
         removed.
         """
@@ -71,7 +71,10 @@ class LoopIsolation:
     def abandoned_count(self) -> int:
         """The number of tasks and threads still running after the stop of their episode."""
         with self._lock:
-            return sum(attempt in self._stopped for attempt in self._live) + self._threads.abandoned_count
+            return (
+                sum(attempt in self._stopped_attempts for attempt in self._attempt_tasks)
+                + self._threads.abandoned_count
+            )
 
     def start(self, attempt: AttemptBase) -> Future[WorkflowOutput]:
         """Begin the attempt on the newest loop."""
@@ -80,14 +83,14 @@ class LoopIsolation:
         with self._lock:
             loop = self.loops[-1]
             future = loop.submit(self._run_attempt(attempt))
-            self._running[attempt] = (future, loop)
+            self._running_attempts[attempt] = (future, loop)
         future.add_done_callback(lambda _: self._note_end(attempt))
         return future
 
     def locate(self, attempt: AttemptBase) -> str:
         """Return the attempt's current line of user code, as `Isolation.locate` does."""
         with self._lock:
-            task, running = self._live.get(attempt), self._running.get(attempt)
+            task, running = self._attempt_tasks.get(attempt), self._running_attempts.get(attempt)
         return (
             running[1].locate_task(task) if task is not None and running is not None else self._threads.locate(attempt)
         )
@@ -96,11 +99,11 @@ class LoopIsolation:
         """Cancel the task. The next attempts get a new loop if this loop is blocked."""
         self._threads.stop(attempt)
         with self._lock:
-            running = self._running.get(attempt)
+            running = self._running_attempts.get(attempt)
             if running is None:
                 return
             future, loop = running
-            self._stopped.add(attempt)
+            self._stopped_attempts.add(attempt)
             if loop.is_blocked and loop is self.loops[-1]:
                 self.loops.append(_open_loop())
         future.cancel()
@@ -116,7 +119,7 @@ class LoopIsolation:
     def _note_end(self, attempt: AttemptBase) -> None:
         """Remove an attempt with a finished future, and close the old loops without attempts."""
         with self._lock:
-            self._running.pop(attempt, None)
+            self._running_attempts.pop(attempt, None)
             unused = [loop for loop in self.loops[:-1] if not self._has_attempts(loop)]
             for loop in unused:
                 self.loops.remove(loop)
@@ -124,20 +127,22 @@ class LoopIsolation:
             loop.close()
 
     def _has_attempts(self, loop: UserLoop) -> bool:
-        return any(each is loop for _, each in self._running.values()) or any(map(loop.owns_task, self._live.values()))
+        return any(each is loop for _, each in self._running_attempts.values()) or any(
+            map(loop.owns_task, self._attempt_tasks.values())
+        )
 
     async def _run_attempt(self, attempt: AttemptBase) -> WorkflowOutput:
         task = asyncio.current_task()
         assert task is not None
         with self._lock:
-            self._live[attempt] = task
+            self._attempt_tasks[attempt] = task
         try:
             return await perform_attempt(attempt)
         finally:
             with self._lock:
-                self._live.pop(attempt, None)
-                self._stopped.discard(attempt)
-            if attempt not in self._running:  # the future was done before
+                self._attempt_tasks.pop(attempt, None)
+                self._stopped_attempts.discard(attempt)
+            if attempt not in self._running_attempts:  # the future was done before
                 self._note_end(attempt)
 
 
@@ -219,9 +224,7 @@ class SharedPlayer:
             task, _, started = decode_attempt(body)
             if self._workflow_class is None:
                 setup = self._setup
-                self._workflow_class = resolve_reference(
-                    setup.reference, base=setup.base, what=KEY, convert=as_workflow
-                )
+                self._workflow_class = resolve_reference(setup.reference, base=setup.base, key=KEY, convert=as_workflow)
             attempt = SharedAttempt(self._channel, number, self._workflow_class, task, self.config, started)
             future = self._loop.start(attempt)
         except BaseException as problem:  # noqa: BLE001 - the border where user code runs: the imported module
@@ -282,7 +285,7 @@ class AttemptOutput(io.TextIOBase):
     """Standard output or error: output of attempts is sent to the rollout, other output to the real stream."""
 
     def __init__(self, real: TextIO) -> None:
-        self._real = real
+        self._original_stream = real
         self.buffer = _BinaryOutput(self)
 
     def write(self, text: Any) -> int:
@@ -291,17 +294,17 @@ class AttemptOutput(io.TextIOBase):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         attempt = current_attempt.get()
         if attempt is None or os.getpid() != attempt.owner:
-            return self._real.write(text)
+            return self._original_stream.write(text)
         attempt.add_output(text)
         return len(text)
 
     def flush(self) -> None:
         """Flush the real stream. Output of attempts is flushed by itself."""
-        self._real.flush()
+        self._original_stream.flush()
 
     def fileno(self) -> int:
         """Return the descriptor of the real stream."""
-        return self._real.fileno()
+        return self._original_stream.fileno()
 
     def isatty(self) -> bool:
         """Return False: the real stream is a pipe."""
@@ -320,12 +323,12 @@ class AttemptOutput(io.TextIOBase):
     @property
     def encoding(self) -> str:  # type: ignore[override]
         """The encoding of the real stream."""
-        return self._real.encoding
+        return self._original_stream.encoding
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
         """The error handling of the real stream."""
-        return self._real.errors
+        return self._original_stream.errors
 
 
 class _BinaryOutput(io.BufferedIOBase):

@@ -46,19 +46,19 @@ class ThreadIsolation:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: dict[AttemptBase, _RunningAttempt] = {}
+        self._running_attempts: dict[AttemptBase, _RunningAttempt] = {}
 
     @property
     def abandoned_count(self) -> int:
         """The number of threads still running after the stop of their episode."""
         with self._lock:
-            return sum(running.stopped for running in self._running.values())
+            return sum(running.stopped for running in self._running_attempts.values())
 
     def start(self, attempt: AttemptBase) -> Future[WorkflowOutput]:
         """Begin the attempt in a new thread."""
         future: Future[WorkflowOutput] = Future()
         with self._lock:
-            running = self._running[attempt] = _RunningAttempt()
+            running = self._running_attempts[attempt] = _RunningAttempt()
         name = f"ajet-{attempt.task.task_tag}"
         threading.Thread(target=self._run_attempt, args=(attempt, running, future), name=name, daemon=True).start()
         return future
@@ -66,13 +66,13 @@ class ThreadIsolation:
     def locate(self, attempt: AttemptBase) -> str:
         """Return the attempt's current line of user code, as `Isolation.locate` does."""
         with self._lock:
-            running = self._running.get(attempt)
+            running = self._running_attempts.get(attempt)
         return "" if running is None else locate_code(running.thread, running.task)
 
     def stop(self, attempt: AttemptBase) -> None:
         """Cancel the attempt's task. Code without an `await` does not notice."""
         with self._lock:
-            running = self._running.get(attempt)
+            running = self._running_attempts.get(attempt)
             if running is not None:
                 running.stopped = True
                 if running.cancel is not None:
@@ -81,7 +81,7 @@ class ThreadIsolation:
     def close(self) -> None:
         """Cancel all running attempts. Does not wait."""
         with self._lock:
-            attempts = list(self._running)
+            attempts = list(self._running_attempts)
         for attempt in attempts:
             self.stop(attempt)
 
@@ -94,7 +94,7 @@ class ThreadIsolation:
                 self._run_loop(attempt, running, future)
         finally:
             with self._lock:
-                del self._running[attempt]
+                del self._running_attempts[attempt]
 
     def _run_loop(self, attempt: AttemptBase, running: _RunningAttempt, future: Future[WorkflowOutput]) -> None:
         """Run an async `execute` on a new event loop in this thread, then cancel the loop's remaining tasks."""

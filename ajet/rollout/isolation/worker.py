@@ -190,7 +190,7 @@ class SinglePlayer:
         return [] if self._attempt is None else [self._attempt.resources.close_in_thread()]
 
     def _play_attempt(
-        self, number: int, task: WorkflowTask, config: Any, began: float
+        self, number: int, task: WorkflowTask, config: Any, started_at: float
     ) -> tuple[ProcessState | None, WorkflowOutput | Failure]:
         """Return the process state before the attempt (None if the import failed), and the output or failure."""
         attempt: WorkerAttempt | None = None
@@ -199,12 +199,14 @@ class SinglePlayer:
         try:
             with exit_forks(owner):
                 workflow_class = resolve_reference(
-                    self._setup.reference, base=self._setup.base, what=KEY, convert=as_workflow
+                    self._setup.reference, base=self._setup.base, key=KEY, convert=as_workflow
                 )
                 from ajet.workflow import tuner  # noqa: F401 - the import must not count as a change of the attempt
 
                 before = ProcessState.capture()
-                attempt = WorkerAttempt(self._channel, number, workflow_class, task, config, began, enter=enter_attempt)
+                attempt = WorkerAttempt(
+                    self._channel, number, workflow_class, task, config, started_at, enter=enter_attempt
+                )
                 self._attempt, self._task = attempt, None
                 if is_plain_attempt(attempt):
                     return before, perform_plain_attempt(attempt)

@@ -36,20 +36,20 @@ class RemoteEndpoints:
     def __init__(self, channel: WorkerChannel, attempt: int) -> None:
         self._channel, self._attempt = channel, attempt
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, str, str | None], Endpoint] = {}
+        self._known_endpoints: dict[tuple[str, str, str | None], Endpoint] = {}
 
     def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint:
         """Return the agent's endpoint, requested at the first call."""
         key = (agent_name, target_tag, debug_model)
-        if key not in self._known:
+        if key not in self._known_endpoints:
             with self._lock:
-                if key not in self._known:
-                    self._known[key] = self.ask("endpoint", key)
-        return self._known[key]
+                if key not in self._known_endpoints:
+                    self._known_endpoints[key] = self.ask("endpoint", key)
+        return self._known_endpoints[key]
 
     def add(self, agent: str, endpoint: Endpoint) -> None:
         """Store an agent's endpoint from an earlier reply."""
-        self._known[agent, agent, None] = endpoint
+        self._known_endpoints[agent, agent, None] = endpoint
 
     def context_full(self) -> bool:
         """Return True if a request or a reply did not fit the context."""
@@ -64,9 +64,9 @@ class RemoteEndpoints:
             if self._channel.is_open(self._attempt):
                 raise
 
-    def pinned(self, found: ToolList) -> list[dict[str, Any]]:
+    def pinned(self, tools: ToolList) -> list[dict[str, Any]]:
         """Return the found tools in the order of the run's first attempt. Raises EpisodeError if the tools changed."""
-        pinned: list[dict[str, Any]] = self.ask("pin", [dict(each) for each in found])
+        pinned: list[dict[str, Any]] = self.ask("pin", [dict(tool) for tool in tools])
         return pinned
 
     def ask(self, kind: str, value: Any) -> Any:
@@ -109,31 +109,33 @@ class WorkerAttempt(AttemptBase):
         workflow_class: type[Any],
         task: WorkflowTask,
         config: Any,
-        began: float,
+        started_at: float,
         enter: Callable[[Endpoint], None] | None = None,
     ) -> None:
         """Prepare the attempt inside the worker.
 
         Args:
-            began: Start of the attempt, in seconds since the epoch.
+            started_at: Start of the attempt, in seconds since the epoch.
             enter: Called with the default agent's endpoint when the session is open.
         """
         self.number, self.endpoints = number, RemoteEndpoints(channel, number)
         replay = RemoteReplay(self.endpoints) if config.ajet.environment.replay else None
         super().__init__(workflow_class, task, config, replay, self.endpoints.pinned)
-        self._channel, self._began, self._enter = channel, began, enter
+        self._channel = channel
+        self._started_at = started_at
+        self._on_agent_endpoint = enter
 
     @property
     def elapsed_seconds(self) -> float:
         """Seconds since the start, by the system clock, because another process measured the start."""
-        return max(0.0, time.time() - self._began)
+        return max(0.0, time.time() - self._started_at)
 
     def open(self, trainable: Collection[str] | None) -> RemoteEndpoints:
         """Request the session. The calling thread waits."""
         self.stage = "open"
         self.endpoints.ask("open", list(trainable) if trainable else None)
-        if self._enter is not None:
-            self._enter(self.endpoints(AGENT, AGENT, None))
+        if self._on_agent_endpoint is not None:
+            self._on_agent_endpoint(self.endpoints(AGENT, AGENT, None))
         self.stage = "execute"
         return self.endpoints
 
@@ -144,8 +146,8 @@ class WorkerAttempt(AttemptBase):
         endpoint = self._channel.post(self.number, "endpoint", (AGENT, AGENT, None))
         read_reply("open", await asyncio.wrap_future(reply))
         self.endpoints.add(AGENT, read_reply("endpoint", await asyncio.wrap_future(endpoint)))
-        if self._enter is not None:
-            self._enter(self.endpoints(AGENT, AGENT, None))
+        if self._on_agent_endpoint is not None:
+            self._on_agent_endpoint(self.endpoints(AGENT, AGENT, None))
         self.stage = "execute"
         return self.endpoints
 

@@ -33,21 +33,21 @@ class OutputTail:
 
     def __init__(self) -> None:
         self._parts: deque[str] = deque()
-        self._held = self._cut = self._taken = 0
+        self._buffered_chars = self._removed_chars = self._sent_chars = 0
 
     def add(self, text: str) -> bool:
         """Add text. Return True if the tail should be sent now."""
         self._parts.append(text)
-        held_characters = self._held = self._held + len(text)
+        held_characters = self._buffered_chars = self._buffered_chars + len(text)
         if held_characters > 2 * OUTPUT_CHARS:
             self._parts.appendleft(self._join_parts())
-        return held_characters >= OUTPUT_CHARS or ("\n" in text and self._taken < CHATTY_CHARS)
+        return held_characters >= OUTPUT_CHARS or ("\n" in text and self._sent_chars < CHATTY_CHARS)
 
     def take(self) -> tuple[str, int]:
         """Return the text, and the number of characters lost before the text."""
         text = self._join_parts()
-        removed, self._cut, self._held = self._cut, 0, 0
-        self._taken += len(text) + removed
+        removed, self._removed_chars, self._buffered_chars = self._removed_chars, 0, 0
+        self._sent_chars += len(text) + removed
         return text, removed
 
     def _join_parts(self) -> str:
@@ -57,8 +57,8 @@ class OutputTail:
                 parts.append(self._parts.popleft())
         joined = "".join(parts)
         end = joined[-OUTPUT_CHARS:]
-        self._cut += len(joined) - len(end)
-        self._held = len(end)
+        self._removed_chars += len(joined) - len(end)
+        self._buffered_chars = len(end)
         return end
 
 
@@ -67,7 +67,9 @@ class OutputStream:
 
     def __init__(self, attempt: int, kind: str) -> None:
         """Start an empty stream. `kind` is the kind of the messages: `printed` or `warning`."""
-        self.attempt, self.kind, self.tail = attempt, kind, OutputTail()
+        self.attempt = attempt
+        self.kind = kind
+        self.tail = OutputTail()
         self.is_queued = False
 
 
@@ -79,10 +81,10 @@ class WorkerChannel:
         self._descriptor = descriptor
         self.channel = MessageChannel(descriptor, descriptor)
         self.sending = threading.Lock()
-        self._registry = threading.Lock()
-        """Guards `_waiting`. Never held during a send, because sending may take long."""
-        self._waiting: dict[int, deque[Future[Message]]] = {}
-        """Open requests of each attempt in play, the oldest first."""
+        self._waiting_lock = threading.Lock()
+        """Guards `_open_requests`. Never held during a send, because sending may take long."""
+        self._open_requests: dict[int, deque[Future[Message]]] = {}
+        """Attempt number -> its unanswered requests, the oldest first."""
         self._output: deque[OutputStream] = deque()
         """Streams with unsent output, each at most once."""
         self._orders: SimpleQueue[Message | Exception] = SimpleQueue()
@@ -106,8 +108,8 @@ class WorkerChannel:
 
     def begin(self, attempt: int) -> None:
         """Allow requests of the attempt until its `end`."""
-        with self._registry:
-            self._waiting[attempt] = deque()
+        with self._waiting_lock:
+            self._open_requests[attempt] = deque()
 
     def post(self, attempt: int, kind: str, value: Any) -> Future[Message]:
         """Send a request and return a future of the reply. Raises EpisodeError."""
@@ -116,8 +118,8 @@ class WorkerChannel:
         body = encode_request(kind, value)
         reply: Future[Message] = Future()
         with self.sending:
-            with self._registry:
-                waiting = self._waiting.get(attempt)
+            with self._waiting_lock:
+                waiting = self._open_requests.get(attempt)
                 if waiting is None:
                     raise _make_over_error()
                 waiting.append(reply)
@@ -131,7 +133,7 @@ class WorkerChannel:
 
     def is_open(self, attempt: int) -> bool:
         """True if this process is the worker and the attempt has not ended."""
-        return os.getpid() == self.owner and attempt in self._waiting
+        return os.getpid() == self.owner and attempt in self._open_requests
 
     def send_output(self, stream: OutputStream) -> None:
         """Send the stream's tail now, or leave the tail to the thread that holds the send lock.
@@ -147,8 +149,8 @@ class WorkerChannel:
         """Send the attempt's end, once. Open requests of the attempt fail."""
         with self.sending:
             self._write_output()
-            with self._registry:
-                waiting = self._waiting.pop(attempt, None)
+            with self._waiting_lock:
+                waiting = self._open_requests.pop(attempt, None)
             if waiting is not None:
                 self.channel.send(attempt, "ended", body)
         self._send_output()
@@ -168,8 +170,8 @@ class WorkerChannel:
             self._orders.put(problem)
 
     def _deliver_reply(self, message: Message) -> None:
-        with self._registry:
-            waiting = self._waiting.get(message.about)
+        with self._waiting_lock:
+            waiting = self._open_requests.get(message.about)
             reply = waiting.popleft() if waiting else None
         if reply is not None and reply.set_running_or_notify_cancel():
             reply.set_result(message)

@@ -58,10 +58,10 @@ class _InflightAttempt:
     dropped: int = 0
     """The number of characters printed before `printed`."""
 
-    def add_printed(self, text: str, cut: int) -> None:
+    def add_printed(self, text: str, removed_chars: int) -> None:
         joined = self.printed + text
         self.printed = joined[-OUTPUT_CHARS:]
-        self.dropped += cut + len(joined) - len(self.printed)
+        self.dropped += removed_chars + len(joined) - len(self.printed)
         self.attempt.printed = keep_tail(self.printed, OUTPUT_CHARS, dropped=self.dropped)
 
 
@@ -83,21 +83,23 @@ class WorkerHandle:
                 worker is over.
             warned: Warnings already logged for workers of the same pool.
         """
-        self._setup, self._start, self._on_change = setup, start, on_change
-        self._warned = set[str]() if warned is None else warned
+        self._setup = setup
+        self._start_process = start
+        self._on_change = on_change
+        self._logged_warnings = set[str]() if warned is None else warned
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
-        self._playing: dict[int, _InflightAttempt] = {}
+        self._inflight_attempts: dict[int, _InflightAttempt] = {}
         self._numbers: dict[LocalAttempt, int] = {}
-        self._last = 0
-        self._stopped: dict[int, float] = {}
+        self._last_number = 0
+        self._stopped_at: dict[int, float] = {}
         """Stopped attempts without an end, with the time of the stop, the oldest first."""
         self._watches_stopped = False
         self._is_unresponsive = False
         """True if the worker did not reply to LOCATE in time. Once the attempt is stopped, the worker gets no others,
         because other attempts would wait as long.
         """
-        self._created, self._has_answered = time.monotonic(), False
+        self._created_at, self._has_answered = time.monotonic(), False
         self.is_accepting = True
         """True while the worker accepts attempts."""
         self.is_over = False
@@ -111,18 +113,18 @@ class WorkerHandle:
     @property
     def playing_count(self) -> int:
         """The number of attempts that the worker plays, without stopped ones."""
-        return len(self._playing)
+        return len(self._inflight_attempts)
 
     @property
     def abandoned_count(self) -> int:
         """The number of stopped attempts that have not ended yet."""
-        return len(self._stopped)
+        return len(self._stopped_at)
 
     @property
     def remaining_start_seconds(self) -> float:
         """Seconds for which the worker still counts as starting. 0 after its first message, and without an attempt."""
-        is_starting = self.is_accepting and not self._has_answered and bool(self._playing)
-        return max(0.0, self._created + START_WINDOW_S - time.monotonic()) if is_starting else 0.0
+        is_starting = self.is_accepting and not self._has_answered and bool(self._inflight_attempts)
+        return max(0.0, self._created_at + START_WINDOW_S - time.monotonic()) if is_starting else 0.0
 
     @property
     def is_alive(self) -> bool:
@@ -139,9 +141,9 @@ class WorkerHandle:
         with self._lock:
             if not self.is_accepting:
                 return False
-            self._last += 1
-            inflight = self._playing[self._last] = _InflightAttempt(self._last, attempt, future)
-            self._numbers[attempt] = self._last
+            self._last_number += 1
+            inflight = self._inflight_attempts[self._last_number] = _InflightAttempt(self._last_number, attempt, future)
+            self._numbers[attempt] = self._last_number
             self._outgoing.put(inflight)
         return True
 
@@ -160,9 +162,9 @@ class WorkerHandle:
         """Cancel the attempt, or kill a worker with this single attempt. The attempt's future stays open."""
         with self._lock:
             number = self._numbers.pop(attempt, None)
-            if number is None or self._playing.pop(number, None) is None:
+            if number is None or self._inflight_attempts.pop(number, None) is None:
                 return
-            self._stopped[number] = time.monotonic()
+            self._stopped_at[number] = time.monotonic()
             if self._setup.shared:
                 self._outgoing.put(number)
                 self.is_accepting = self.is_accepting and not self._is_unresponsive
@@ -193,7 +195,7 @@ class WorkerHandle:
     def _run_worker(self) -> None:
         """Start the process and send the queued messages."""
         try:
-            process = WorkerProcess(self._setup, self._start)
+            process = WorkerProcess(self._setup, self._start_process)
             with self._lock:  # before handling messages: an end is recorded with the process's output
                 self._process, is_wanted = process, self.is_accepting
             threading.Thread(
@@ -212,22 +214,22 @@ class WorkerHandle:
                 elif self._send_attempt(process, item, with_settings=item.attempt.config is not settings):
                     settings = item.attempt.config if self._setup.shared else None
 
-    def _send_attempt(self, process: WorkerProcess, played: _InflightAttempt, *, with_settings: bool) -> bool:
+    def _send_attempt(self, process: WorkerProcess, inflight: _InflightAttempt, *, with_settings: bool) -> bool:
         """Send an attempt, `with_settings` if the worker needs the configuration. Return True if the attempt was
         sent.
         """
         with self._lock:
-            if played.number not in self._playing:
+            if inflight.number not in self._inflight_attempts:
                 if self._setup.shared:
-                    self._stopped.pop(played.number, None)  # stopped before the start, and will send no end
+                    self._stopped_at.pop(inflight.number, None)  # stopped before the start, and will send no end
                 return False
         try:
-            attempt = played.attempt
+            attempt = inflight.attempt
             body = pack_attempt(attempt.task, attempt.config if with_settings else None, attempt.began)
         except EpisodeError as problem:
-            self._finish_attempt(played.number, problem)
+            self._finish_attempt(inflight.number, problem)
             return False
-        process.send(played.number, "attempt", body)
+        process.send(inflight.number, "attempt", body)
         return True
 
     def _receive_messages(self, process: WorkerProcess) -> None:
@@ -250,7 +252,7 @@ class WorkerHandle:
             self._log_warning(*decode_printed(message.body))
             return
         with self._lock:
-            inflight, is_stopped = self._playing.get(message.about), message.about in self._stopped
+            inflight, is_stopped = self._inflight_attempts.get(message.about), message.about in self._stopped_at
         if inflight is None and not is_stopped:
             raise ValueError("it sent a message about an attempt that it does not run")
         if message.kind == "ended":
@@ -303,10 +305,10 @@ class WorkerHandle:
             answer = replace(answer, base_url=process.base_url)
         process.send(message.about, "ok", encode_reply(message.kind, answer))
 
-    def _log_warning(self, text: str, cut: int) -> None:
-        text = keep_tail(text, OUTPUT_CHARS, dropped=cut).strip()
-        if text not in self._warned and len(self._warned) < _MAX_WARNINGS:
-            self._warned.add(text)
+    def _log_warning(self, text: str, removed_chars: int) -> None:
+        text = keep_tail(text, OUTPUT_CHARS, dropped=removed_chars).strip()
+        if text not in self._logged_warnings and len(self._logged_warnings) < _MAX_WARNINGS:
+            self._logged_warnings.add(text)
             logger.warning("a worker process (rollout.isolation: loops) printed a warning: {}", text)
 
     def _check_stopped_later(self, seconds: float) -> None:
@@ -318,7 +320,7 @@ class WorkerHandle:
     def _check_stopped(self) -> None:
         """Accept no more attempts if a stopped attempt still runs after GRACE seconds."""
         with self._lock:
-            since = next(iter(self._stopped.values()), None) if self.is_accepting else None
+            since = next(iter(self._stopped_at.values()), None) if self.is_accepting else None
             remaining = None if since is None else since + GRACE - time.monotonic()
             self._watches_stopped = remaining is not None and remaining > 0
             if remaining is not None and remaining <= 0:
@@ -338,8 +340,8 @@ class WorkerHandle:
             changes: Descriptions of what the attempt left changed in the process.
         """
         with self._lock:
-            self._stopped.pop(number, None)
-            inflight = self._playing.pop(number, None)
+            self._stopped_at.pop(number, None)
+            inflight = self._inflight_attempts.pop(number, None)
             if inflight is not None:
                 self._numbers.pop(inflight.attempt, None)
                 self.changes = changes or []
@@ -349,14 +351,14 @@ class WorkerHandle:
             _set_outcome(inflight.future, outcome)
         self._close_if_done()
 
-    def _store_output(self, played: _InflightAttempt) -> None:
+    def _store_output(self, inflight: _InflightAttempt) -> None:
         if not self._setup.shared:
-            played.attempt.printed = played.attempt.printed or self.output()
+            inflight.attempt.printed = inflight.attempt.printed or self.output()
 
     def _close_if_done(self) -> None:
-        """Kill the worker once no attempt is accepted or in play."""
+        """Kill the worker once it accepts no attempt and runs none."""
         with self._lock:
-            process = None if self.is_accepting or self._playing else self._process
+            process = None if self.is_accepting or self._inflight_attempts else self._process
         if process is not None and process.is_alive:
             process.kill()
 
@@ -390,8 +392,10 @@ class WorkerHandle:
         """Note that the process is gone. Return the attempts that it was playing."""
         with self._lock:
             self.is_accepting, self.is_over = False, True
-            unfinished = list(self._playing.values())
-            self._playing, self._numbers, self._stopped = {}, {}, {}
+            unfinished = list(self._inflight_attempts.values())
+            self._inflight_attempts = {}
+            self._numbers = {}
+            self._stopped_at = {}
         self._outgoing.put(None)
         for inflight in unfinished:
             self._store_output(inflight)

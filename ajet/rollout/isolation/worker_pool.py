@@ -46,10 +46,10 @@ class WorkerPool(ABC):
         self._lock = threading.RLock()
         self._workers: list[WorkerHandle] = []
         """Workers with a running process, the oldest first."""
-        self._waiting: deque[tuple[LocalAttempt, Future[WorkflowOutput]]] = deque()
+        self._waiting_attempts: deque[tuple[LocalAttempt, Future[WorkflowOutput]]] = deque()
         """Attempts waiting for a worker."""
         self._worker_of: dict[LocalAttempt, WorkerHandle] = {}
-        self._warned: set[str] = set()
+        self._logged_warnings: set[str] = set()
         """Warnings logged already. Each warning is logged once."""
         self._closed = False
 
@@ -66,7 +66,7 @@ class WorkerPool(ABC):
             if self._closed:
                 future.set_exception(make_error("stopped", "the rollout was closed", boundary="ajet"))
                 return future
-            self._waiting.append((attempt, future))
+            self._waiting_attempts.append((attempt, future))
         self._place_waiting()
         return future
 
@@ -79,9 +79,9 @@ class WorkerPool(ABC):
         """Cancel the attempt, or kill the attempt's process, as `WorkerHandle.stop` does."""
         with self._lock:
             worker = self._worker_of.pop(attempt, None)
-            waiting = [each for each in self._waiting if each[0] is attempt]
+            waiting = [each for each in self._waiting_attempts if each[0] is attempt]
             for each in waiting:
-                self._waiting.remove(each)
+                self._waiting_attempts.remove(each)
         if worker is not None:
             worker.stop(attempt)
         _fail_stopped(waiting)
@@ -91,8 +91,8 @@ class WorkerPool(ABC):
         """Kill all workers and fail all waiting attempts."""
         with self._lock:
             self._closed = True
-            workers, waiting = tuple(self._workers), tuple(self._waiting)
-            self._waiting.clear()
+            workers, waiting = tuple(self._workers), tuple(self._waiting_attempts)
+            self._waiting_attempts.clear()
         for worker in workers:
             worker.close()
         _fail_stopped(waiting)
@@ -107,7 +107,7 @@ class WorkerPool(ABC):
 
     def _open_worker(self) -> WorkerHandle:
         """Return a new worker, whose process starts now. The lock is held."""
-        worker = WorkerHandle(self._setup, self.start_worker, on_change=self._note_change, warned=self._warned)
+        worker = WorkerHandle(self._setup, self.start_worker, on_change=self._note_change, warned=self._logged_warnings)
         self._workers.append(worker)
         return worker
 
@@ -120,10 +120,10 @@ class WorkerPool(ABC):
 
     def _place_waiting(self) -> None:
         with self._lock:
-            while self._waiting and not self._closed and (worker := self._choose_worker()) is not None:
-                attempt, future = self._waiting[0]
+            while self._waiting_attempts and not self._closed and (worker := self._choose_worker()) is not None:
+                attempt, future = self._waiting_attempts[0]
                 if worker.begin(attempt, future):
-                    self._waiting.popleft()
+                    self._waiting_attempts.popleft()
                     self._worker_of[attempt] = worker
                     future.add_done_callback(partial(self._forget_attempt, attempt))
 

@@ -54,7 +54,7 @@ class WorkerFds(NamedTuple):
     channel: int
     control: int
     output: int
-    """The descriptor of standard output and error."""
+    """File descriptor that becomes the worker's standard output and error."""
 
 
 class StartedWorker(NamedTuple):
@@ -77,18 +77,20 @@ class WorkerProcess:
     """A worker's process. Thread-safe, but only one thread may receive."""
 
     def __init__(self, setup: WorkerSetup, start: StartWorker) -> None:
-        self._line, worker_socket = socket.socketpair()
+        self._driver_socket, worker_socket = socket.socketpair()
         self._control, control = socket.socketpair()
         self._output = WorkerOutput()
         with worker_socket, control:
             try:
-                self._started = start(setup, WorkerFds(worker_socket.fileno(), control.fileno(), self._output.writer))
+                self._started_worker = start(
+                    setup, WorkerFds(worker_socket.fileno(), control.fileno(), self._output.writer)
+                )
             finally:
                 self._output.begin()
-        self._process = self._started.process
-        self._channel = MessageChannel(self._line.fileno(), self._line.fileno())
+        self._process = self._started_worker.process
+        self._channel = MessageChannel(self._driver_socket.fileno(), self._driver_socket.fileno())
         self._send_lock, self._end_lock = threading.Lock(), threading.Lock()
-        self.base_url = self._started.base_url
+        self.base_url = self._started_worker.base_url
         self.pid = self._process.pid
         lower_priority(self.pid)
         lower_session_priority(self.pid)
@@ -110,10 +112,10 @@ class WorkerProcess:
         except psutil.NoSuchProcess:  # other code has waited for the process
             return False
 
-    def send(self, about: int, kind: str, body: bytes) -> None:
+    def send(self, attempt_number: int, kind: str, body: bytes) -> None:
         """Send a message. Raises OSError when the process is gone."""
         with self._send_lock:
-            self._channel.send(about, kind, body)
+            self._channel.send(attempt_number, kind, body)
 
     def receive(self) -> Message:
         """Wait for a message. Raises EOFError or OSError when the process is gone, ValueError for other data."""
@@ -160,15 +162,15 @@ class WorkerProcess:
             sandbox_grace: Seconds for the sandbox of a dead worker to end by itself, with its own exit code.
         """
         with self._end_lock:
-            if self._started.sandboxed and sandbox_grace:
+            if self._started_worker.sandboxed and sandbox_grace:
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(sandbox_grace)
             if self._process.returncode is None:  # not reaped yet, and the id cannot belong to another process
                 self._close_resources()
-                end_family(self.pid, 0.0 if self._started.sandboxed else grace)
+                end_family(self.pid, 0.0 if self._started_worker.sandboxed else grace)
                 self._control.close()
             code = self._process.wait()
-            self._started.remove()
+            self._started_worker.remove()
             return code
 
     def _close_resources(self) -> None:
@@ -195,8 +197,8 @@ class WorkerOutput:
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
         self._lock = threading.Lock()
-        self._last = bytearray()
-        self._dropped = 0
+        self._stored_output = bytearray()
+        self._dropped_bytes = 0
         self._is_open = True
 
     def begin(self) -> None:
@@ -208,15 +210,15 @@ class WorkerOutput:
         """Return the end of the output up to now."""
         self._read_available()
         with self._lock:
-            text = self._last.decode(errors="replace")
-            return keep_tail(text, OUTPUT_CHARS, dropped=self._dropped, unit="bytes")
+            text = self._stored_output.decode(errors="replace")
+            return keep_tail(text, OUTPUT_CHARS, dropped=self._dropped_bytes, unit="bytes")
 
     def forget(self) -> None:
         """Drop the output up to now."""
         self._read_available()
         with self._lock:
-            self._last.clear()
-            self._dropped = 0
+            self._stored_output.clear()
+            self._dropped_bytes = 0
 
     def _read_until_closed(self) -> None:
         ready = select.poll()
@@ -238,11 +240,11 @@ class WorkerOutput:
                     break
                 self._is_open = bool(part)
                 count += len(part)
-                self._last += part
-                excess = len(self._last) - _STORED_BYTES
+                self._stored_output += part
+                excess = len(self._stored_output) - _STORED_BYTES
                 if excess > 0:
-                    del self._last[:excess]
-                    self._dropped += excess
+                    del self._stored_output[:excess]
+                    self._dropped_bytes += excess
         return count
 
 

@@ -42,7 +42,7 @@ class DeadlineWatcher:
         under_way: Mapping[str, ServedEpisode],
         groups: OpenGroups,
         *,
-        end: Callable[[ServedEpisode, AttemptResult, str], Awaitable[Episode]],
+        end_episode: Callable[[ServedEpisode, AttemptResult, str], Awaitable[Episode]],
         give_up: Callable[[ServedEpisode, str, str], None],
         close: Callable[[OpenGroup, list[ServedEpisode]], Awaitable[None]],
     ) -> None:
@@ -51,7 +51,8 @@ class DeadlineWatcher:
         Args:
             under_way: The open episodes by name. This is the registry's own mapping.
             groups: The groups that still wait for attempts.
-            end: Judges and records an episode. The text names the cause. Raises Refused if the end cannot be recorded.
+            end_episode: Judges and records an episode. The text names the cause. Raises Refused if the end cannot be
+                recorded.
             give_up: Drops an episode whose end could not be recorded. The texts are the reason and the cause.
             close: Closes a group, with the open episodes of the group.
         """
@@ -59,7 +60,9 @@ class DeadlineWatcher:
         self._episode_timeout, self._group_deadline = rollout.episode_timeout, rollout.group_deadline
         self._min_group = rollout.min_group
         self._under_way, self._groups = under_way, groups
-        self._end, self._give_up, self._close = end, give_up, close
+        self._end_episode = end_episode
+        self._give_up = give_up
+        self._close_group = close
 
     def start(self, loop: asyncio.AbstractEventLoop, on_error: Callable[[Exception], None]) -> None:
         """Check repeatedly on this loop until `stop`. `on_error` gets an exception that ends the checks early."""
@@ -89,7 +92,7 @@ class DeadlineWatcher:
                 await self._retry_recording(served, served.unrecorded_since)
             elif (failure := self.find_timeout(served)) and served.ending is None:
                 with contextlib.suppress(Refused):  # not recorded: the next check tries again
-                    await self._end(served, AttemptResult(failure=failure), "timeout")
+                    await self._end_episode(served, AttemptResult(failure=failure), "timeout")
         for group in self._groups.list_older(self._group_deadline or math.inf):
             await self._close_overdue(group)
 
@@ -110,7 +113,7 @@ class DeadlineWatcher:
             since: Monotonic time of the first failed try.
         """
         try:
-            await self._end(served, AttemptResult(), served.ended_by)
+            await self._end_episode(served, AttemptResult(), served.ended_by)
         except Refused:
             if time.monotonic() - since > (self._idle_timeout or RECORD_PATIENCE):
                 self._give_up(served, "given up", "server")
@@ -121,4 +124,4 @@ class DeadlineWatcher:
         waiting = sum(map(needs_ranking, group.episodes))
         is_due = should_close_late(group.episodes, min_group=self._min_group, repeats=group.places, waiting=waiting)
         if not under_way or is_due:
-            await self._close(group, under_way)
+            await self._close_group(group, under_way)

@@ -63,19 +63,22 @@ class EpisodeFinisher:
             ranks: True if attempts of a group get verdicts together, once all are in.
         """
         self._ranks = ranks
-        self._gateway, self._judge_caller, self._builder, self._store = gateway, judge_caller, builder, store
+        self._gateway = gateway
+        self._judge_caller = judge_caller
+        self._builder = builder
+        self._store = store
 
-    async def judge_episode(self, served: ServedEpisode, played: AttemptResult) -> Episode:
+    async def judge_episode(self, served: ServedEpisode, result: AttemptResult) -> Episode:
         """Close the session, get the verdict and build the episode."""
-        played.capture = await call_on_gateway(self._gateway, served.session.close)
-        played.started, played.ended = served.began, time.time()
-        if not played.aborted:
-            played.failure = find_failure(played.capture, played.failure)
-        if self._ranks and served.group is not None and self._judge_caller.needs_ranking(played):
+        result.capture = await call_on_gateway(self._gateway, served.session.close)
+        result.started, result.ended = served.began, time.time()
+        if not result.aborted:
+            result.failure = find_failure(result.capture, result.failure)
+        if self._ranks and served.group is not None and self._judge_caller.needs_ranking(result):
             verdict: Verdict | None = Verdict(None, None, WAITING_REASON)
         else:
-            verdict = await self._judge_caller.judge_attempt(served.identity, played, served.stopped)
-        return await self._builder.build(served.identity, played, verdict, served.stopped)
+            verdict = await self._judge_caller.judge_attempt(served.identity, result, served.stopped)
+        return await self._builder.build(served.identity, result, verdict, served.stopped)
 
     async def record_episode(self, served: ServedEpisode) -> None:
         """Write the built episode to the disk. Raises Refused if writing is not possible now."""

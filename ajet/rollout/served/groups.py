@@ -71,19 +71,19 @@ class OpenGroup:
         self.episodes: list[Episode] = []
         self.began = time.monotonic()
         self.places = places
-        self._taken: set[int] = set()  # numbers of the attempts that are open or ended
+        self._taken_repeats: set[int] = set()  # numbers of the attempts that are open or ended
         self._repeats: Counter[int] = Counter()  # by the number of the attempt
         self._closed = False
 
     @property
     def has_place(self) -> bool:
         """True if the group needs another attempt."""
-        return len(self._taken) < self.places
+        return len(self._taken_repeats) < self.places
 
     @property
     def is_untouched(self) -> bool:
         """True if no place is taken."""
-        return not self._taken
+        return not self._taken_repeats
 
     def accepts(self, task: Task | None) -> bool:
         """Return True if an attempt at the task belongs to the group. None means any task of the task reader."""
@@ -94,12 +94,12 @@ class OpenGroup:
     @property
     def is_complete(self) -> bool:
         """True if each taken place has an ended episode and no further attempt is expected."""
-        return not self.has_place and len(self.episodes) == len(self._taken)
+        return not self.has_place and len(self.episodes) == len(self._taken_repeats)
 
     def take_place(self) -> int:
         """Take the free place with the lowest number and return the number, which becomes the episode's repeat."""
-        repeat = next(number for number in itertools.count() if number not in self._taken)
-        self._taken.add(repeat)
+        repeat = next(number for number in itertools.count() if number not in self._taken_repeats)
+        self._taken_repeats.add(repeat)
         return repeat
 
     def free_place(self, repeat: int) -> None:
@@ -107,32 +107,32 @@ class OpenGroup:
 
         A closed group takes no further attempts, so there the place is removed instead.
         """
-        self._taken.discard(repeat)
+        self._taken_repeats.discard(repeat)
         if self._closed:
-            self.places = len(self._taken)
+            self.places = len(self._taken_repeats)
 
-    def may_repeat(self, repeat: int, most: int) -> bool:
+    def may_repeat(self, repeat: int, limit: int) -> bool:
         """Return True, and count one repetition, if the lost attempt may be played again.
 
         Args:
             repeat: Number of the attempt in its group.
-            most: Maximum number of repetitions of one attempt.
+            limit: Maximum number of repetitions of one attempt.
         """
-        if self._closed or self._repeats[repeat] >= most:
+        if self._closed or self._repeats[repeat] >= limit:
             return False
         self._repeats[repeat] += 1
         return True
 
     def restore(self, episode: Episode) -> None:
         """Add an episode that an earlier server put into the store."""
-        self._taken.add(episode.repeat)
+        self._taken_repeats.add(episode.repeat)
         self.episodes.append(episode)
         self.name = episode.group or self.name
 
     def close(self) -> None:
         """Refuse further attempts and remove the free places."""
         self._closed = True
-        self.places = len(self._taken)
+        self.places = len(self._taken_repeats)
 
     def build_group(self) -> Group:
         """Return the group for training, with the episodes sorted by repeat."""
@@ -149,29 +149,31 @@ class OpenGroups:
             tasks: The task reader's order. None: clients bring all tasks themselves.
             attempts_per_task: Number of places in a group (`rollout.num_repeat`).
         """
-        self._store, self.tasks, self._attempts_per_task = store, tasks, attempts_per_task
-        self._open: list[OpenGroup] = []
-        self._making = asyncio.Lock()
-        self._removing: set[OpenGroup] = set()
-        """Listed groups whose end is being reported to the store."""
+        self._store = store
+        self.tasks = tasks
+        self._attempts_per_task = attempts_per_task
+        self._groups: list[OpenGroup] = []
+        self._creation_lock = asyncio.Lock()
+        self._groups_being_removed: set[OpenGroup] = set()
+        """Groups whose end is being reported to the store; they take no further attempt."""
         self._is_store_away = False
         """True if the last `return_task` could not reach the store; further failures are not logged."""
 
     def __iter__(self) -> Iterator[OpenGroup]:
-        return iter(tuple(self._open))
+        return iter(tuple(self._groups))
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._groups)
 
     def __contains__(self, group: OpenGroup) -> bool:
-        return group in self._open and group not in self._removing
+        return group in self._groups and group not in self._groups_being_removed
 
     def restore_group(self, lease: Lease) -> OpenGroup:
         """Add an earlier server's group from the store."""
         group = OpenGroup(lease.attempts[0].episode.task, lease, self._attempts_per_task)
         for record in lease.attempts:
             group.restore(record.episode)
-        self._open.append(group)
+        self._groups.append(group)
         return group
 
     async def find_or_make(self, task: Task | None, is_wanted: Callable[[OpenGroup], bool]) -> OpenGroup:
@@ -190,7 +192,7 @@ class OpenGroups:
             )
         if (open_group := self._find_open(task, is_wanted)) is not None:
             return open_group
-        async with self._making:
+        async with self._creation_lock:
             # Search again with the lock: another request may have made a group meanwhile.
             while (open_group := self._find_open(task, is_wanted)) is None:
                 self._refuse_all_busy(task)
@@ -204,7 +206,7 @@ class OpenGroups:
 
         The caller skips all of them because of `serve.max_per_task`. It would lease positions without end otherwise.
         """
-        ahead = sum(group.is_untouched and group.accepts(None) for group in self._open)
+        ahead = sum(group.is_untouched and group.accepts(None) for group in self._groups)
         if task is None and self.tasks is not None and ahead >= len(self.tasks):
             raise Refused(
                 "Every task has as many open episodes as serve.max_per_task allows; finish an episode first.",
@@ -213,7 +215,7 @@ class OpenGroups:
             )
 
     def _find_open(self, task: Task | None, is_wanted: Callable[[OpenGroup], bool]) -> OpenGroup | None:
-        for group in self._open:
+        for group in self._groups:
             if group.has_place and group.accepts(task) and (task is not None or is_wanted(group)):
                 return group
         return None
@@ -227,8 +229,8 @@ class OpenGroups:
             (lease,) = await call_store_or_refuse(self._store.lease, 1)
             task = self.tasks.task(lease.order)
         group = OpenGroup(task, lease, self._attempts_per_task)
-        self._open.append(group)
-        if len(self._open) == MANY_GROUPS:
+        self._groups.append(group)
+        if len(self._groups) == MANY_GROUPS:
             logger.warning(
                 "{} tasks have fewer than {} finished attempts each, so the trainer waits for more: set "
                 "rollout.group_deadline to train without the missing attempts",
@@ -239,13 +241,13 @@ class OpenGroups:
 
     async def wait_settled(self) -> None:
         """Wait until no group's end is being reported to the store."""
-        while self._removing:
+        while self._groups_being_removed:
             await asyncio.sleep(SETTLE_INTERVAL)
 
     def list_older(self, seconds: float) -> list[OpenGroup]:
         """Return the groups opened more than `seconds` ago."""
         now = time.monotonic()
-        return [group for group in self._open if now - group.began > seconds]
+        return [group for group in self._groups if now - group.began > seconds]
 
     async def return_task(self, group: OpenGroup) -> None:
         """Give the position of a group without attempts back to the store. The group stays while the store is
@@ -265,7 +267,7 @@ class OpenGroups:
         except LeaseLostError as lost:
             logger.warning("a task could not be returned to the store: {}", lost)
         self._is_store_away = False
-        self._open.remove(group)
+        self._groups.remove(group)
 
     async def remove(self, group: OpenGroup, *, report: bool) -> None:
         """Remove a complete group. After a cancellation the group stays.
@@ -274,7 +276,7 @@ class OpenGroups:
             report: True to close the group in the store, so that a restarted server does not wait for further attempts.
         """
         if report:
-            self._removing.add(group)
+            self._groups_being_removed.add(group)
             try:
                 await call_store(self._store.close, group.lease)
             except (
@@ -288,5 +290,5 @@ class OpenGroups:
                     error,
                 )
             finally:
-                self._removing.discard(group)
-        self._open.remove(group)
+                self._groups_being_removed.discard(group)
+        self._groups.remove(group)

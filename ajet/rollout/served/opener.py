@@ -97,7 +97,7 @@ class AdmissionControl:
 
 
 class HeldOutTasks:
-    """Gives the held-out tasks of one registry to clients in turns."""
+    """Hands the held-out tasks of one registry to clients, the task with the fewest attempts first."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks
@@ -127,9 +127,12 @@ class EpisodeOpener:
 
     def __init__(self, gateway: Gateway, settings: AjetConfig, *, run_id: str, split: Split, trained_on: bool) -> None:
         """`trained_on`: True if a trainer takes the groups."""
-        self._gateway, self._settings, self._run_id, self._split = gateway, settings, run_id, split
+        self._gateway = gateway
+        self._settings = settings
+        self._run_id = run_id
+        self._split = split
         self._trained_on = trained_on
-        self._inspect = open_checks(settings.rollout.compute_madness_checklist)
+        self._check_reply = open_checks(settings.rollout.compute_madness_checklist)
 
     def open(
         self, request: EpisodeRequest, task: Task, group: OpenGroup | None, lease: Lease, repeat: int, *,
@@ -158,11 +161,11 @@ class EpisodeOpener:
         session = open_session(
             self._gateway,
             self._settings,
-            self._inspect,
+            self._check_reply,
             identity,
             sampling=choose_sampling(self._settings, "validation" if is_held_out_turn else "train"),
             trainable=request.trainable if request.trains else (),
-            began=started,
+            started_at=started,
         )
         endpoint = session(request.agent, request.agent, None)
         stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()

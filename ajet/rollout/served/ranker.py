@@ -47,29 +47,32 @@ class ServedRanker:
             on_end: Called once for each started group, with the ranked episodes (an empty list if the ranking was
                 stopped) and the failure if there is no ranking.
         """
-        self._judge_caller, self._builder, self._seed, self._on_end = judge_caller, builder, seed, on_end
-        self._running: dict[asyncio.Task[tuple[list[Episode], Failure | None]], OpenGroup] = {}
+        self._judge_caller = judge_caller
+        self._builder = builder
+        self._seed = seed
+        self._on_end = on_end
+        self._group_of_task: dict[asyncio.Task[tuple[list[Episode], Failure | None]], OpenGroup] = {}
 
     @property
     def inflight_count(self) -> int:
         """The number of groups that are being ranked."""
-        return len(self._running)
+        return len(self._group_of_task)
 
     def begin(self, group: OpenGroup) -> None:
         """Rank the waiting attempts of a complete group."""
         ranking = asyncio.ensure_future(self._rank_group(group))
-        self._running[ranking] = group
+        self._group_of_task[ranking] = group
         ranking.add_done_callback(self._take_end)
 
     async def stop(self) -> None:
         """Cancel all rankings. When the call returns, `on_end` was called for all groups."""
-        running = list(self._running)
+        running = list(self._group_of_task)
         for ranking in running:
             ranking.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
     def _take_end(self, ranking: asyncio.Task[tuple[list[Episode], Failure | None]]) -> None:
-        group = self._running.pop(ranking)
+        group = self._group_of_task.pop(ranking)
         problem = None if ranking.cancelled() else ranking.exception()
         if problem is not None:
             logger.opt(exception=problem).error("the attempts at position {} could not be ranked", group.lease.order)

@@ -83,7 +83,9 @@ class EpisodeRegistry:
             held_out: Tasks excluded from training.
         """
         settings = experiment.ajet
-        self._settings, self._gateway, self._store = settings, gateway, store
+        self._settings = settings
+        self._gateway = gateway
+        self._store = store
         self._backlog = backlog
         self.judge_caller = JudgeCaller(judge, settings, gateway.decode)
         self.breaker = Breaker(settings.rollout.breaker)
@@ -94,10 +96,10 @@ class EpisodeRegistry:
         self.open_episodes: dict[str, ServedEpisode] = {}
         self._admission = AdmissionControl(settings, self.breaker, self.open_episodes, self._count_complete, backlog)
         self._opener = EpisodeOpener(gateway, settings, run_id=run_id, split=split, trained_on=backlog is not None)
-        self._ended = EndedEpisodes()
+        self._ended_episodes = EndedEpisodes()
         self.groups = OpenGroups(store, tasks, settings.rollout.num_repeat)
         self._held_out = HeldOutTasks(held_out)
-        self._closing = False
+        self._is_closing = False
         self.results = ResultQueue()
         self.thread = LoopThread("ajet-desk")
         self.loop = self.thread.loop
@@ -105,7 +107,7 @@ class EpisodeRegistry:
             settings,
             self.open_episodes,
             self.groups,
-            end=self._end_episode,
+            end_episode=self._end_episode,
             give_up=self._give_up,
             close=self._close_early,
         )
@@ -166,16 +168,16 @@ class EpisodeRegistry:
 
     def close(self) -> None:
         """Abort all open episodes and hand over incomplete groups. Idempotent, blocks."""
-        if self._closing:
+        if self._is_closing:
             return
-        self._closing = True
+        self._is_closing = True
         asyncio.run_coroutine_threadsafe(self._close_all(), self.loop).result()
         self.judge_caller.close()
         self.thread.stop(STOP_TIMEOUT)
 
     async def _run_on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the work to the end on the registry's loop, even if the client disconnects."""
-        if self._closing:
+        if self._is_closing:
             work.close()
             raise make_closing_refusal()
         return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop)))
@@ -187,7 +189,7 @@ class EpisodeRegistry:
         complete, incomplete = self._store.closed(), self._store.lease_kept()
         for lease in sorted([*complete, *incomplete], key=lambda lease: lease.attempts[0].episode.ended):
             for record in lease.attempts:
-                self._ended.remember(describe_outcome(record.episode), record.ended_by)
+                self._ended_episodes.remember(describe_outcome(record.episode), record.ended_by)
             if lease.attempts[0].alone:
                 self.results.put(lease.attempts[0].episode)
                 continue
@@ -238,7 +240,7 @@ class EpisodeRegistry:
             group = await self.groups.find_or_make(task, lambda group: not self._admission.is_crowded(group.task))
             task = group.task
         lease = group.lease if group is not None else await call_store_or_refuse(self._store.bring)
-        if self._closing:
+        if self._is_closing:
             raise make_closing_refusal()
         self._admission.refuse_crowded(task)
         repeat = group.take_place() if group is not None else 0
@@ -258,14 +260,14 @@ class EpisodeRegistry:
         self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse]
     ) -> dict[str, Any]:
         """End an episode as a client reports it, unless it has ended. Raises Refused if another party ended it."""
-        if name not in self._ended:
+        if name not in self._ended_episodes:
             served = self._get_open(name)
             # Not for a repeated request, which reports the same tool uses again.
             if served.ending is None:
                 for use in uses:
                     served.session.tool_used(use)
             await self._end_episode(served, AttemptResult.of(outcome), "client")
-        view = self._ended[name]
+        view = self._ended_episodes[name]
         if view["ended_by"] != "client":
             raise Refused(
                 f"The episode has already ended: {view['status']}, {view['reason']}.",
@@ -275,20 +277,24 @@ class EpisodeRegistry:
         return view
 
     async def _delete_episode(self, name: str) -> dict[str, Any]:
-        if name not in self._ended:
+        if name not in self._ended_episodes:
             served = self._get_open(name)
             if not served.stopped.done():
                 served.stopped.set_result("deleted")
             await self._end_or_give_up(served, "deleted", "delete")
-        return self._ended[name]
+        return self._ended_episodes[name]
 
     async def _describe_state(self, name: str) -> dict[str, Any]:
-        return self._ended[name] if name in self._ended else describe_open(self._get_open(name), self._policy_version)
+        return (
+            self._ended_episodes[name]
+            if name in self._ended_episodes
+            else describe_open(self._get_open(name), self._policy_version)
+        )
 
     async def _describe_overview(self) -> dict[str, Any]:
         return {
             "open": list(self.open_episodes),
-            "ended": dict(self._ended.counts),
+            "ended": dict(self._ended_episodes.counts),
             "open_groups": len(self.groups),
             "waiting_groups": self.results.qsize() if self._backlog is not None else 0,
             "held_out_tasks": len(self._held_out),
@@ -309,23 +315,23 @@ class EpisodeRegistry:
             raise Refused(f"There is no episode {name[:64]}.", status=404, code="episode_not_found")
         return served
 
-    async def _end_episode(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
+    async def _end_episode(self, served: ServedEpisode, result: AttemptResult, cause: str) -> Episode:
         """Judge and record an episode, and hand it to its group. Concurrent callers wait for the same end.
 
         Args:
-            played: The result of the attempt.
-            by: The cause of the end: "client", "delete", "timeout" or "closing" (the server's shutdown).
+            result: The result of the attempt.
+            cause: The cause of the end: "client", "delete", "timeout" or "closing" (the server's shutdown).
         """
         # Start a task for the first call, or to repeat a recording that has failed.
         if served.ending is None or (served.unrecorded_since is not None and served.ending.done()):
-            served.ending = asyncio.ensure_future(self._conclude_episode(served, played, by))
+            served.ending = asyncio.ensure_future(self._conclude_episode(served, result, cause))
         return await asyncio.shield(served.ending)
 
-    async def _conclude_episode(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
+    async def _conclude_episode(self, served: ServedEpisode, result: AttemptResult, cause: str) -> Episode:
         """Judge the episode unless that is done, record it and hand it over. Raises Refused if recording fails."""
         if served.built is None:
             try:
-                served.built, served.ended_by = await self.finisher.judge_episode(served, played), by
+                served.built, served.ended_by = await self.finisher.judge_episode(served, result), cause
             except BaseException:
                 self._leave_group(served)
                 self.breaker.report_end(None, probe=served.is_probe, aborted=True)
@@ -336,10 +342,10 @@ class EpisodeRegistry:
                 self._return_held_out(served)
             self.breaker.report_end(served.built.failure, probe=served.is_probe, aborted=aborted)
         episode = served.built
-        if by != CLOSING:
+        if cause != CLOSING:
             await self.finisher.record_episode(served)
-        self._ended.counts[episode.status] += 1
-        self._ended.remember(describe_outcome(episode), served.ended_by)
+        self._ended_episodes.counts[episode.status] += 1
+        self._ended_episodes.remember(describe_outcome(episode), served.ended_by)
         await self._hand_over(served.group, episode)
         self.open_episodes.pop(episode.uuid, None)  # only now: closing waits until no episode is open
         return episode
@@ -367,22 +373,22 @@ class EpisodeRegistry:
             served.group, served.lease = None, lease
             served.built = replace(episode, split="debug", order=served.lease.order, group=episode.uuid)
 
-    def _give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
+    def _give_up(self, served: ServedEpisode, reason: str, cause: str) -> None:
         """Drop an episode whose end could not be recorded. Its place in the group is free again.
 
         Does nothing while the episode's end is still in progress.
 
         Args:
             reason: The reason for clients.
-            by: The cause of the end, as in `_end_episode`.
+            cause: The cause of the end, as in `_end_episode`.
         """
         assert served.built is not None and served.ending is not None
         if served.identity.uuid not in self.open_episodes or not served.ending.done():
             return
         logger.error("episode {} was given up ({}): its outcome could not be recorded", served.identity.uuid, reason)
         self._leave_group(served)
-        self._ended.counts["aborted"] += 1
-        self._ended.remember(describe_given_up(served.built, reason), by)
+        self._ended_episodes.counts["aborted"] += 1
+        self._ended_episodes.remember(describe_given_up(served.built, reason), cause)
 
     def _return_held_out(self, served: ServedEpisode) -> None:
         """Give the episode's held-out task another turn, if the episode took a turn."""
@@ -413,8 +419,8 @@ class EpisodeRegistry:
         if group in self.groups:
             trains = self._backlog is not None
             # A group cut short by the closing is not reported: a later server continues the group.
-            await self.groups.remove(group, report=trains and not self._closing and not is_reported)
-            if not self._closing and any(map(needs_ranking, group.episodes)):
+            await self.groups.remove(group, report=trains and not self._is_closing and not is_reported)
+            if not self._is_closing and any(map(needs_ranking, group.episodes)):
                 self._ranker.begin(group)
             elif trains:
                 self.results.put(group.build_group())
@@ -424,17 +430,17 @@ class EpisodeRegistry:
         if ranked:
             self.breaker.report_end(failure, probe=False)
         for episode in ranked:
-            self._ended.replace(describe_outcome(episode))
+            self._ended_episodes.replace(describe_outcome(episode))
         self.results.put(group.build_group())
 
-    async def _end_or_give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
+    async def _end_or_give_up(self, served: ServedEpisode, reason: str, cause: str) -> None:
         """End an episode without a client's request. If the end cannot be recorded, drop the episode."""
         while served.identity.uuid in self.open_episodes:
             try:
-                await self._end_episode(served, AttemptResult(aborted=reason), by)
+                await self._end_episode(served, AttemptResult(aborted=reason), cause)
             except Refused:
-                if by != CLOSING:
-                    self._give_up(served, reason, by)
+                if cause != CLOSING:
+                    self._give_up(served, reason, cause)
 
     async def _close_early(self, group: OpenGroup, under_way: list[ServedEpisode]) -> None:
         """Close an overdue group with the episodes ended so far.
@@ -449,11 +455,11 @@ class EpisodeRegistry:
         elif group in self.groups:
             await self.groups.return_task(group)
 
-    async def _stop_episodes(self, episodes: list[ServedEpisode], reason: str, by: str) -> None:
+    async def _stop_episodes(self, episodes: list[ServedEpisode], reason: str, cause: str) -> None:
         for served in episodes:
             if not served.stopped.done():
                 served.stopped.set_result(reason)
-        await asyncio.gather(*(self._end_or_give_up(served, reason, by) for served in episodes))
+        await asyncio.gather(*(self._end_or_give_up(served, reason, cause) for served in episodes))
 
     async def _close_all(self) -> None:
         self.deadlines.stop()

@@ -60,30 +60,30 @@ class EndedEpisodes:
     """The ended episodes by name, as clients see them. Used on the registry's loop only."""
 
     def __init__(self) -> None:
-        self._views: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._result_views: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self.counts = Counter(completed=0, failed=0, aborted=0)
         """Number of ended episodes by status, including episodes no longer remembered."""
 
     def __contains__(self, name: str) -> bool:
-        return name in self._views
+        return name in self._result_views
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        return self._views[name]
+        return self._result_views[name]
 
-    def remember(self, view: dict[str, Any], by: str) -> None:
+    def remember(self, view: dict[str, Any], cause: str) -> None:
         """Store the reply on an ended episode.
 
         Args:
             view: The JSON reply for clients.
-            by: The cause of the end, such as "client" or "timeout".
+            cause: The cause of the end, such as "client" or "timeout".
         """
-        self._views[view["episode"]] = {**view, "ended_by": by}
-        while len(self._views) > MAX_REMEMBERED:
-            self._views.popitem(last=False)
+        self._result_views[view["episode"]] = {**view, "ended_by": cause}
+        while len(self._result_views) > MAX_REMEMBERED:
+            self._result_views.popitem(last=False)
 
     def replace(self, view: dict[str, Any]) -> None:
         """Replace the reply on an episode that was ranked after its end."""
         self.counts["completed"] -= 1
         self.counts[view["status"]] += 1
-        if view["episode"] in self._views:
-            self._views[view["episode"]] = {**view, "ended_by": self._views[view["episode"]]["ended_by"]}
+        if view["episode"] in self._result_views:
+            self._result_views[view["episode"]] = {**view, "ended_by": self._result_views[view["episode"]]["ended_by"]}

@@ -40,7 +40,7 @@ class BoundScorer:
     """Calls one scorer with the values that its parameter names request. Thread-safe."""
 
     def __init__(
-        self, found: Any, name: str, arguments: Mapping[str, Any], experiment: Experiment, *, what: str
+        self, found: Any, name: str, arguments: Mapping[str, Any], experiment: Experiment, *, key: str
     ) -> None:
         """Bind a scorer. Raises ConfigError.
 
@@ -50,44 +50,46 @@ class BoundScorer:
                 instance is called, or used as a judge.
             name: name of the scorer, for errors and the record.
             arguments: settings of the scorer, by parameter name.
-            what: key that names the scorer.
+            key: key that names the scorer.
         """
         from ajet.task_judge.trl_reward import adapt_trl_reward, is_trl_reward
 
         self.name = name
-        self._what, self._gamma, self._agentrls = what, experiment.ajet.rollout.gamma, False
+        self._key_name = key
+        self._gamma = experiment.ajet.rollout.gamma
+        self._is_agentrl_function = False
         if isinstance(found, type):
             instance = self._create_instance(found, experiment, arguments)
             judges = getattr(instance, "compute_reward", None)
             self._function: Callable[..., Any] = judges if callable(judges) else instance
             self._arguments: Mapping[str, Any] = {}
             if callable(judges):
-                self._wanted = [("", "workflow_task", True), ("", "workflow_output", True)]
+                self._bound_parameters = [("", "workflow_task", True), ("", "workflow_output", True)]
                 return
         elif is_trl_reward(found):
-            self._function, self._arguments = adapt_trl_reward(partial(found, **arguments), name, what=what), {}
-            self._wanted = [("", "task", True), ("", "output", True)]
+            self._function, self._arguments = adapt_trl_reward(partial(found, **arguments), name, key=key), {}
+            self._bound_parameters = [("", "task", True), ("", "output", True)]
             return
         else:
             self._function, self._arguments = found, dict(arguments)
         if not callable(self._function):
             raise self._signature_error(f"is a {type(found).__name__}")
-        self._agentrls = AGENTRL_PARAMETER in read_parameters(self._function)
-        if self._agentrls:
+        self._is_agentrl_function = AGENTRL_PARAMETER in read_parameters(self._function)
+        if self._is_agentrl_function:
             self._arguments = {AGENTRL_PARAMETER: _scorer_agent(experiment), **self._arguments}
-        self._wanted = self._bind_parameters()
+        self._bound_parameters = self._bind_parameters()
 
     async def score(self, call: ScorerCall) -> Verdict:
         """Score one call. Raises JudgeFailure, or the BoundaryError of the scorer."""
         by_position: list[Any] = []
         by_name = dict(self._arguments)
         if call.ground_truth is None and any(
-            argument == REFERENCE and required for _, argument, required in self._wanted
+            argument == REFERENCE and required for _, argument, required in self._bound_parameters
         ):
             return Verdict(None, None, f"no score: task {call.task.task_id} has no answer to compare with")
-        for parameter, argument, required in self._wanted:
+        for parameter, argument, required in self._bound_parameters:
             value = ARGUMENTS[argument](call)
-            if argument == REFERENCE and self._agentrls and value is not None:
+            if argument == REFERENCE and self._is_agentrl_function and value is not None:
                 value = {"query": call.task.main_query, "answer": value}
             if value is None and not required and parameter:
                 continue  # its own default
@@ -123,7 +125,7 @@ class BoundScorer:
         except Exception as problem:
             raise ConfigError(
                 f"The scorer {self.name} could not be created: {type(problem).__name__}: {problem}",
-                where=self._what,
+                where=self._key_name,
                 expected="a class whose constructor takes the configuration and the keys of `arguments`",
             ) from problem
 
@@ -136,13 +138,15 @@ class BoundScorer:
         plain = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
         takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
         unknown = [
-            each for each in self._arguments if each not in {parameter.name for parameter in plain} and not takes_all
+            argument
+            for argument in self._arguments
+            if argument not in {parameter.name for parameter in plain} and not takes_all
         ]
         if unknown:
             takes = ", ".join(each.name for each in plain if each.name not in ARGUMENTS) or "none"
             raise self._signature_error(f"has no argument {', '.join(unknown)}; it takes {takes}")
         open_ones = [each for each in plain if each.name not in self._arguments]
-        required = [each for each in open_ones if each.default is each.empty]
+        required = [one for one in open_ones if one.default is one.empty]
         strange = [each for each in required if each.name not in ARGUMENTS]
         if strange and len(required) == 2 == len(strange):  # (model_answer, ground_truth) under names of their own
             return [(_keyword_name(required[0]), ANSWER, True), (_keyword_name(required[1]), REFERENCE, True)]
@@ -153,18 +157,16 @@ class BoundScorer:
             raise self._signature_error(f"has the parameters {', '.join(names)}, which ajet does not know", do)
         if not plain:
             return [(name, name, name == REFERENCE) for name in VERL_PARAMETERS] if takes_all else []
-        return [
-            (_keyword_name(each), each.name, each.default is each.empty) for each in open_ones if each.name in ARGUMENTS
-        ]
+        return [(_keyword_name(one), one.name, one.default is one.empty) for one in open_ones if one.name in ARGUMENTS]
 
-    def _signature_error(self, what: str, do: str = "") -> ConfigError:
+    def _signature_error(self, key: str, do: str = "") -> ConfigError:
         code = getattr(inspect.unwrap(self._function), "__code__", None)
         return ConfigError(
-            f"The scorer {self.name} {what}.",
-            where=f"{code.co_filename}:{code.co_firstlineno}" if code is not None else self._what,
+            f"The scorer {self.name} {key}.",
+            where=f"{code.co_filename}:{code.co_firstlineno}" if code is not None else self._key_name,
             expected=f"a function whose parameters are named {', '.join(ARGUMENTS)}, or that takes the answer and the "
             "reference answer by position",
-            do=do or f"correct {self._what}, or the function",
+            do=do or f"correct {self._key_name}, or the function",
         )
 
 

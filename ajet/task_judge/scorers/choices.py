@@ -118,21 +118,21 @@ class NamedLabel:
 class OptionMarks:
     """Labels that head an option in a text: `A) x`, `(B) y`, `C. z`."""
 
-    def __init__(self, found: Iterable[NamedLabel]) -> None:
-        marks = list(found)
-        self._starts = [each.start for each in marks]
-        self._labels = [each.label for each in marks]
-        self._changes = list(range(1, len(marks) + 1))
+    def __init__(self, labels: Iterable[NamedLabel]) -> None:
+        marks = list(labels)
+        self._mark_starts = [mark.start for mark in marks]
+        self._labels = [mark.label for mark in marks]
+        self._next_change = list(range(1, len(marks) + 1))
         for index in reversed(range(len(marks) - 1)):
             if self._labels[index] == self._labels[index + 1]:
-                self._changes[index] = self._changes[index + 1]
+                self._next_change[index] = self._next_change[index + 1]
 
     def has_other(self, label: str, start: int, stop: int) -> bool:
         """Return True if another label heads an option between two places."""
-        index = bisect_left(self._starts, start)
-        if index < len(self._starts) and self._labels[index] == label:
-            index = self._changes[index]
-        return index < len(self._starts) and self._starts[index] < stop
+        index = bisect_left(self._mark_starts, start)
+        if index < len(self._mark_starts) and self._labels[index] == label:
+            index = self._next_change[index]
+        return index < len(self._mark_starts) and self._mark_starts[index] < stop
 
 
 class LabelReader:
@@ -147,46 +147,50 @@ class LabelReader:
         bare = rf"{start}({capital}){stop}"
         marked = rf"(?<![A-Za-z0-9])[(\[{{]\s*({either})\s*[)\]}}]|{start}({either})\s?\)"
         self.alone = re.compile(rf"[\s(\[{{'’<_]*({either})[\s)\]}}>'’.:,;!_]*")
-        self._label = re.compile(rf"{marked}|{bare}")
-        self._final = re.compile(rf"{marked}|{bare}|{start}({either})(?=\s*[.,;:!)\n]|\s*$)(?!\.\w)")
-        self._marked = re.compile(rf"{marked}|{start}({capital})(?=[.:](?:\s|$)|\s+[-–—]\s)")
-        self._further = re.compile(rf"\s+(?!(?:{capital}){stop})[^\W\d_]|\s+(?:{capital}){stop}\s+[a-z]")
-        self._right = re.compile(rf"{bare}\)?(?={_RIGHT})", re.ASCII)
+        self._label_pattern = re.compile(rf"{marked}|{bare}")
+        self._final_pattern = re.compile(rf"{marked}|{bare}|{start}({either})(?=\s*[.,;:!)\n]|\s*$)(?!\.\w)")
+        self._marked_pattern = re.compile(rf"{marked}|{start}({capital})(?=[.:](?:\s|$)|\s+[-–—]\s)")
+        self._prose_pattern = re.compile(rf"\s+(?!(?:{capital}){stop})[^\W\d_]|\s+(?:{capital}){stop}\s+[a-z]")
+        self._is_right_pattern = re.compile(rf"{bare}\)?(?={_RIGHT})", re.ASCII)
 
     def find_announced(self, text: str) -> list[NamedLabel]:
         """Return labels after "the answer is …", "I choose …", or before "… is correct"; only the last after
         corrections."""
         marks = OptionMarks(
-            NamedLabel(self._matched_label(each), each.start(), each.end()) for each in self._marked.finditer(text)
-            if not _denied_before(text, each.start()) and not _WRONG.match(text, each.end())
-        )  # fmt: skip
-        announced = [
-            named_label for each in _ANNOUNCED.finditer(text) if not _NEGATED_GAP.search(each["gap"] or "")
-            if not _denied_before(text, each.start()) for named_label in self._read_at(text, each.end(), marks)
-        ]  # fmt: skip
-        announced += [NamedLabel(self._matched_label(each), each.start(), each.end())
-                      for each in self._right.finditer(text) if not _denied_before(text, each.start())]  # fmt: skip
-        return _drop_corrected(text, sorted(announced, key=lambda each: each.start))
+            self._build_label(match)
+            for match in self._marked_pattern.finditer(text)
+            if not _denied_before(text, match.start()) and not _WRONG.match(text, match.end())
+        )
+        announced: list[NamedLabel] = []
+        for match in _ANNOUNCED.finditer(text):
+            if not _NEGATED_GAP.search(match["gap"] or "") and not _denied_before(text, match.start()):
+                announced += self._read_at(text, match.end(), marks)
+        for match in self._is_right_pattern.finditer(text):
+            if not _denied_before(text, match.start()):
+                announced.append(self._build_label(match))
+        return _drop_corrected(text, sorted(announced, key=lambda label: label.start))
 
     def find_mentioned(self, text: str) -> list[NamedLabel]:
         """Return mentioned labels, except words of the sentence and denied labels."""
-        mentioned = [
-            NamedLabel(self._matched_label(each), each.start(), each.end())
-            for each in self._label.finditer(text)
-            if not _denied_before(text, each.start()) and not _WRONG.match(text, each.end())
-            and not _QUESTION_MARK.match(text, each.end()) and not (each[3] and self._is_word(text, each.end()))
-        ]  # fmt: skip
+        mentioned = []
+        for match in self._label_pattern.finditer(text):
+            end = match.end()
+            is_denied = _denied_before(text, match.start()) or _WRONG.match(text, end)
+            is_question = _QUESTION_MARK.match(text, end)
+            is_bare = match[3] is not None  # without brackets, so "A" may be the article
+            if not is_denied and not is_question and not (is_bare and self._is_word(text, end)):
+                mentioned.append(self._build_label(match))
         return _drop_corrected(text, mentioned)
 
-    def _read_at(self, text: str, place: int, marks: OptionMarks) -> list[NamedLabel]:
+    def _read_at(self, text: str, offset: int, marks: OptionMarks) -> list[NamedLabel]:
         """Return the label named at a position, or [] if there is none or it is denied ("not B")."""
-        if (denied := _NOT.match(text, place)) is not None:
-            other = self._final.match(text, denied.end())
+        if (denied := _NOT.match(text, offset)) is not None:
+            other = self._final_pattern.match(text, denied.end())
             but = _BUT.match(text, other.end()) if other else None
             if but is None:
                 return []
-            place = but.end()
-        match = self._final.match(text, place)
+            offset = but.end()
+        match = self._final_pattern.match(text, offset)
         if match is None or _QUESTION_MARK.match(text, match.end()) or _WRONG.match(text, match.end()):
             return []
         label: str | None = self._matched_label(match)
@@ -197,23 +201,26 @@ class LabelReader:
             label = None
         return [NamedLabel(label, match.start(), match.end())]
 
-    def _is_listed(self, text: str, place: int, label: str | None = None) -> bool:
+    def _is_listed(self, text: str, offset: int, label: str | None = None) -> bool:
         """True if another label is named directly behind one."""
-        between = _BETWEEN.match(text, place)
-        other = self._label.match(text, between.end() if between else place)
+        between = _BETWEEN.match(text, offset)
+        other = self._label_pattern.match(text, between.end() if between else offset)
         if between is None or other is None or self._matched_label(other) == label:
             return False
         return re.search(r"[^\W\d_]|[,;/&+|]", between[0]) is not None or not (
-            self._further.match(text, other.end()) or _WRONG.match(text, other.end())
+            self._prose_pattern.match(text, other.end()) or _WRONG.match(text, other.end())
         )
 
-    def _is_word(self, text: str, place: int) -> bool:
+    def _is_word(self, text: str, offset: int) -> bool:
         """True if a word follows a capital letter, which may then be the article or the pronoun."""
-        follows = self._further.match(text, place) is not None and not _REASON.match(text, place)
-        return follows and not self._is_listed(text, place)
+        follows = self._prose_pattern.match(text, offset) is not None and not _REASON.match(text, offset)
+        return follows and not self._is_listed(text, offset)
 
-    def _matched_label(self, found: re.Match[str]) -> str:
-        return self.label(next(text for text in found.groups() if text))
+    def _build_label(self, match: re.Match[str]) -> NamedLabel:
+        return NamedLabel(self._matched_label(match), match.start(), match.end())
+
+    def _matched_label(self, match: re.Match[str]) -> str:
+        return self.label(next(text for text in match.groups() if text))
 
     def label(self, text: str) -> str:
         """Return the label in the row's spelling."""
@@ -225,18 +232,18 @@ def _make_reader(labels: tuple[str, ...]) -> LabelReader:
     return LabelReader(labels)
 
 
-def _drop_corrected(text: str, found: list[NamedLabel]) -> list[NamedLabel]:
+def _drop_corrected(text: str, labels: list[NamedLabel]) -> list[NamedLabel]:
     """Return the labels after the last correction."""
     remaining: list[NamedLabel] = []
-    for each in found:
-        if remaining and _CORRECTION.search(text, remaining[-1].stop, each.start):
+    for label in labels:
+        if remaining and _CORRECTION.search(text, remaining[-1].stop, label.start):
             remaining.clear()
-        remaining.append(each)
+        remaining.append(label)
     return remaining
 
 
-def _denied_before(text: str, place: int) -> bool:
-    return _DENIED.search(text, max(0, place - 40), place) is not None
+def _denied_before(text: str, offset: int) -> bool:
+    return _DENIED.search(text, max(0, offset - 40), offset) is not None
 
 
 def _agrees_with_text(named: NamedLabel, text: str, choices: Mapping[str, str]) -> bool:

@@ -50,14 +50,16 @@ def gaia_reward_func(
     return float(match is not None and question_scorer(match[1].strip(), answer_text(ground_truth)))
 
 
-def _same_piece(given: str, wanted: str) -> bool:
+def _same_piece(answer: str, expected: str) -> bool:
     return (
-        _same_number(given, wanted) if _parse_float(wanted) is not None else fold_spaces(given) == fold_spaces(wanted)
+        _same_number(answer, expected)
+        if _parse_float(expected) is not None
+        else fold_spaces(answer) == fold_spaces(expected)
     )
 
 
-def _same_number(given: str, wanted: str) -> bool:
-    return _parse_float(given.translate(_SIGNS)) == _parse_float(wanted)
+def _same_number(answer: str, expected: str) -> bool:
+    return _parse_float(answer.translate(_SIGNS)) == _parse_float(expected)
 
 
 def _parse_float(text: str) -> float | None:

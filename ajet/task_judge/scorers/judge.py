@@ -50,21 +50,21 @@ class ScorerJudge:
         """
         judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
         self._experiment, self._schema = experiment, judge.answer_schema
-        self._others = (workflow,) if isinstance(workflow, str) and is_reference(workflow) else ()
-        self._strict, self._readers_own = bool(readers_own), readers_own
+        self._other_references = (workflow,) if isinstance(workflow, str) and is_reference(workflow) else ()
+        self._is_strict, self._readers_own = bool(readers_own), readers_own
         self._by_name: dict[str, ScorerPanel] = {}
-        self._unknown: set[str] = set()
+        self._unknown_names: set[str] = set()
         self._lock = threading.Lock()
         self._stages = [
             (stage, self._make_panel([(stage.scorer, 1.0, stage.arguments)], f"{KEY}.stages[{index}].scorer"))
             for index, stage in enumerate(judge.stages)
         ]
-        configured: list[Wanted] = [(each.name, each.weight, each.arguments) for each in judge.scorers]
+        configured: list[Wanted] = [(scorer.name, scorer.weight, scorer.arguments) for scorer in judge.scorers]
         key = f"{KEY}.scorers"
         if judge.scorer:
             configured, key = [(judge.scorer, 1.0, {})], named_by
-        self._usual = self._make_panel(configured, key) if configured else None
-        usual = self._usual.name if self._usual else readers_own
+        self._default_panel = self._make_panel(configured, key) if configured else None
+        usual = self._default_panel.name if self._default_panel else readers_own
         later = [f"{panel.name} from step {stage.from_step}" for stage, panel in self._stages]
         self.said = "scorer " + "; ".join([each for each in [usual] if each] + later)
 
@@ -83,11 +83,13 @@ class ScorerJudge:
 
     def require_for(self, tasks: Iterable[Task]) -> None:
         """Refuse tasks with an unknown scorer, for readers whose rows name scorers. Raises TaskError."""
-        if not self._strict:
+        if not self._is_strict:
             return
         for task in tasks:
             scorer_name = task.metadata.get("scorer")
-            if scorer_name and not is_scorer(str(scorer_name), base=self._experiment.base, others=self._others):
+            if scorer_name and not is_scorer(
+                str(scorer_name), base=self._experiment.base, user_references=self._other_references
+            ):
                 raise TaskError(
                     f"A task names an unknown scorer: {scorer_name!r:.80}.",
                     where=f"task {task.task_id}",
@@ -98,10 +100,11 @@ class ScorerJudge:
     def let_go(self) -> None:
         with self._lock:
             panels = [panel for _, panel in self._stages] + [*self._by_name.values()]
-        for panel in [*panels, *([self._usual] if self._usual is not None else [])]:
+        for panel in [*panels, *([self._default_panel] if self._default_panel is not None else [])]:
             panel.let_go()
 
     def _choose_panel(self, workflow_task: WorkflowTask) -> ScorerPanel | None:
+        """Return the scorers of a task: of the curriculum stage, else of the row, else the configured default."""
         metadata = workflow_task.task.metadata
         tags = tags_of(metadata)
         for stage, panel in reversed(self._stages):
@@ -110,43 +113,45 @@ class ScorerJudge:
         scorer_name = metadata.get("scorer")
         if isinstance(scorer_name, str) and scorer_name and (of_row := self._row_panel(scorer_name)) is not None:
             return of_row
-        if self._usual is not None or not self._readers_own:
-            return self._usual
+        if self._default_panel is not None or not self._readers_own:
+            return self._default_panel
         return self._named_panel(self._readers_own, "ajet.task_reader.type")
 
     def _row_panel(self, named: str) -> ScorerPanel | None:
-        if self._strict or named in self._by_name:
+        if self._is_strict or named in self._by_name:
             return self._named_panel(named, "the row's scorer")
-        if named in self._unknown:
+        if named in self._unknown_names:
             return None
-        if is_scorer(named, base=self._experiment.base, others=self._others):
+        if is_scorer(named, base=self._experiment.base, user_references=self._other_references):
             return self._named_panel(named, "the row's scorer")
-        self._unknown.add(named)
+        self._unknown_names.add(named)
         logger.warning(
             "the field `scorer` of a row is {!r:.80}, which is not a known scorer: ajet ignores the field", named
         )
         return None
 
-    def _named_panel(self, named: str, what: str) -> ScorerPanel:
+    def _named_panel(self, named: str, key: str) -> ScorerPanel:
         with self._lock:
             if named not in self._by_name:
                 if is_reference(named):
-                    raise JudgeFailure(f"{what} is {named!r:.80}; a row cannot refer to code")
+                    raise JudgeFailure(f"{key} is {named!r:.80}; a row cannot refer to code")
                 try:
-                    self._by_name[named] = self._make_panel([(named, 1.0, {})], what)
+                    self._by_name[named] = self._make_panel([(named, 1.0, {})], key)
                 except UserError as problem:
-                    raise JudgeFailure(f"{problem.what} ({what}) {problem.do}".strip()) from problem
+                    raise JudgeFailure(f"{problem.what} ({key}) {problem.do}".strip()) from problem
             return self._by_name[named]
 
-    def _make_panel(self, wanted: Sequence[Wanted], key: str) -> ScorerPanel:
+    def _make_panel(self, wanted_scorers: Sequence[Wanted], key: str) -> ScorerPanel:
         count: Counter[str] = Counter()
         members = []
-        for scorer_name, weight, arguments in wanted:
-            label = parse_reference(scorer_name, what=key).name if is_reference(scorer_name) else scorer_name
+        for scorer_name, weight, arguments in wanted_scorers:
+            label = parse_reference(scorer_name, key=key).name if is_reference(scorer_name) else scorer_name
             count[label] += 1
             label = label if count[label] == 1 else f"{label}_{count[label]}"
-            scorer = find_scorer(scorer_name, base=self._experiment.base, what=key, others=self._others)
-            members.append(ScorerMember(BoundScorer(scorer, label, arguments, self._experiment, what=key), weight))
+            scorer = find_scorer(
+                scorer_name, base=self._experiment.base, key=key, user_references=self._other_references
+            )
+            members.append(ScorerMember(BoundScorer(scorer, label, arguments, self._experiment, key=key), weight))
         return ScorerPanel(members)
 
 
@@ -229,9 +234,9 @@ class ScorerPanel:
         for member in self._members:
             member.scorer.let_go()
 
-    def _explain_scores(self, found: Sequence[Verdict]) -> str:
+    def _explain_scores(self, verdicts: Sequence[Verdict]) -> str:
         parts = []
-        for member, verdict in zip(self._members, found, strict=True):
+        for member, verdict in zip(self._members, verdicts, strict=True):
             score = "no score" if verdict.reward is None else f"{verdict.reward:g}"
             reason = verdict.reason.removeprefix("no score: ")
             parts.append(f"{member.scorer.name} {score}" + (f" ({reason})" if reason else ""))

@@ -58,19 +58,19 @@ def list_scorers() -> list[str]:
     return sorted({*find_parts("scorer"), *_registered})
 
 
-def find_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] = ()) -> Any:
+def find_scorer(named: str, *, base: Path, key: str, user_references: tuple[str, ...] = ()) -> Any:
     """Return the scorer of a name or reference. Raises ConfigError, UnresolvedReferenceError.
 
     Args:
-        what: key or field with the name.
-        others: references to user code that may register the scorer, imported for names that are not built in.
+        key: key or field with the name.
+        user_references: references to user code that may register the scorer, imported for names that are not built in.
     """
     if is_reference(named):
-        return resolve_reference(named, base=base, what=what)
+        return resolve_reference(named, base=base, key=key)
     part = find_part("scorer", _OLDER.get(named, named))
     if part is None:
-        for reference in others:
-            resolve_reference(reference, base=base, what="ajet.rollout.user_workflow")
+        for reference in user_references:
+            resolve_reference(reference, base=base, key="ajet.rollout.user_workflow")
     if named in _registered:
         return _registered[named]
     if part is not None:
@@ -78,7 +78,7 @@ def find_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] = 
     similar = get_close_matches(named, list_scorers(), 1)
     raise ConfigError(
         f"There is no scorer named {named}.",
-        where=what,
+        where=key,
         expected=f"one of {', '.join(list_scorers())}, or a reference such as scorer.py->my_scorer",
         do=f"did you mean {similar[0]}?"
         if similar
@@ -86,12 +86,12 @@ def find_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] = 
     )
 
 
-def is_scorer(named: str, *, base: Path, others: tuple[str, ...] = ()) -> bool:
+def is_scorer(named: str, *, base: Path, user_references: tuple[str, ...] = ()) -> bool:
     """True for the name of a scorer; False for a reference."""
     if is_reference(named):
         return False
     try:
-        find_scorer(named, base=base, what="", others=others)
+        find_scorer(named, base=base, key="", user_references=user_references)
     except (ConfigError, UnresolvedReferenceError):
         return False
     return True

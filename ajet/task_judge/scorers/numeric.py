@@ -142,17 +142,17 @@ def find_stated_number(answer: str) -> StatedNumber | None:
     return stated
 
 
-def _read_value(text: str, found: re.Match[str]) -> StatedNumber | None:
+def _read_value(text: str, match: re.Match[str]) -> StatedNumber | None:
     """Return a number of a sentence with its unit; None if the value is ambiguous."""
-    start, stop = found.start(), found.end("number")
+    start, stop = match.start(), match.end("number")
     if text[start - 1 : start] in tuple("\\^.,/#") or _GOES_ON.match(text, stop):
         return None
-    sign = "-" if (found["sign"] or "").strip().lower() in ("-", "minus", "negative") else ""
-    value = parse_number(normalize_math(f"{sign}{found['number']}"))
-    unit = found["unit"] or ""
+    sign = "-" if (match["sign"] or "").strip().lower() in ("-", "minus", "negative") else ""
+    value = parse_number(normalize_math(f"{sign}{match['number']}"))
+    unit = match["unit"] or ""
     full = (
-        parse_number(normalize_math(f"{sign}{found['money'] or ''}{found['number']}{unit}"))
-        if unit or found["money"]
+        parse_number(normalize_math(f"{sign}{match['money'] or ''}{match['number']}{unit}"))
+        if unit or match["money"]
         else value
     )
     if full is not None and unit and _FACTOR.match(unit) and _is_factor_unread(full):

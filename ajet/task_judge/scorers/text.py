@@ -69,7 +69,7 @@ def exact(model_answer: str, ground_truth: Any, normalize: str = "plain") -> tup
     if normalize not in _NORMALISED:
         raise JudgeFailure(f"the scorer exact: normalize is {normalize!r}; it must be one of {', '.join(_NORMALISED)}")
     normalise = _NORMALISED[normalize]
-    right = normalise(model_answer) in {normalise(each) for each in read_truths(ground_truth)}
+    right = normalise(model_answer) in {normalise(truth) for truth in read_truths(ground_truth)}
     return float(right), right
 
 
@@ -79,7 +79,7 @@ def f1(model_answer: str, ground_truth: Any) -> tuple[float, bool]:
 
     Success needs equal texts. In scripts without spaces each letter is a word (CMRC 2018).
     """
-    best = max(_word_f1(_split_words(model_answer), _split_words(each)) for each in read_truths(ground_truth))
+    best = max(_word_f1(_split_words(model_answer), _split_words(truth)) for truth in read_truths(ground_truth))
     return best, best == 1.0 and exact(model_answer, ground_truth, "squad")[1]
 
 
@@ -87,9 +87,9 @@ def _split_words(text: str) -> list[str]:
     return _UNSPACED.sub(r" \g<0> ", squad(text)).split()
 
 
-def _word_f1(given: list[str], wanted: list[str]) -> float:
-    common = sum((Counter(given) & Counter(wanted)).values())
-    return 2 * common / (len(given) + len(wanted)) if common else 0.0
+def _word_f1(answer: list[str], expected: list[str]) -> float:
+    common = sum((Counter(answer) & Counter(expected)).values())
+    return 2 * common / (len(answer) + len(expected)) if common else 0.0
 
 
 def contains(
@@ -105,22 +105,22 @@ def contains(
         fold_text(each) if ignore_case else " ".join(fold_width(each).split())
         for each in (reply, *read_truths(ground_truth))
     )
-    are_contained = [bool(each) and _stands_in(each, text, whole_words) for each in parts]
+    are_contained = [bool(part) and _stands_in(part, text, whole_words) for part in parts]
     right = False not in are_contained if all else any(are_contained)
     return float(right), right
 
 
-def _stands_in(wanted: str, text: str, whole_words: bool) -> bool:
+def _stands_in(expected: str, text: str, whole_words: bool) -> bool:
     if not whole_words:
-        return wanted in text
-    position = text.find(wanted)
+        return expected in text
+    position = text.find(expected)
     while position >= 0:
-        end = position + len(wanted)
+        end = position + len(expected)
         before, after = text[max(position - 2, 0) : position][::-1], text[end : end + 2]
-        is_negative = wanted[0].isdigit() and _MINUS.match(before)
-        if not is_negative and not _is_continued(before, wanted[0]) and not _is_continued(after, wanted[-1]):
+        is_negative = expected[0].isdigit() and _MINUS.match(before)
+        if not is_negative and not _is_continued(before, expected[0]) and not _is_continued(after, expected[-1]):
             return True
-        position = text.find(wanted, position + 1)
+        position = text.find(expected, position + 1)
     return False
 
 
@@ -142,7 +142,7 @@ class RegexScorer:
         import regex
 
         self._flags = regex.IGNORECASE if ignore_case else 0
-        self._full, self._pattern = full, None
+        self._matches_full_text, self._pattern = full, None
         if pattern is not None:
             try:
                 self._pattern = regex.compile(pattern, self._flags)
@@ -166,7 +166,7 @@ class RegexScorer:
         try:
             match = (
                 pattern.fullmatch(model_answer, timeout=PATTERN_SECONDS)
-                if self._full
+                if self._matches_full_text
                 else pattern.search(reply, timeout=PATTERN_SECONDS)
             )
         except TimeoutError:

@@ -187,7 +187,7 @@ def _record_reply(
         match=match,
         prompt=prompt,
         parent=match.extends if before is not None else None,
-        before=before,
+        earlier_prompt=before,
         fork=fork,
     )
     call.response_ids = ids.astype(np.int32)

@@ -49,7 +49,7 @@ def read_lessons(experiment: Experiment, renderer: Renderer) -> list[Lesson]:
         lessons = select_episodes(sft, experiment.root)
         require_same_tokenizer(lessons, renderer, sft.from_run)
         return _drop_long_lessons(lessons, experiment)
-    assert sft.train_files is not None, "a run does not begin without"
+    assert sft.train_files is not None, "a run without sft.train_files is refused before"
     return _read_file_lessons(sft.train_files, experiment, renderer, key="ajet.sft.train_files")
 
 
@@ -165,7 +165,7 @@ def _read_groups(folder: Path) -> Iterator[list[Episode]]:
             if episode.scored and any(line.sampled for line in episode.timelines):
                 groups.setdefault(episode.group, []).append(episode)
         for members in groups.values():
-            yield sorted(members, key=lambda each: (-(each.reward or 0.0), each.uuid))
+            yield sorted(members, key=lambda member: (-(member.reward or 0.0), member.uuid))
 
 
 def _select_best(group: list[Episode], settings: SftConfig) -> list[tuple[Episode, ...]]:

@@ -89,7 +89,9 @@ def _read_file(file: Path, pairs: bool, title: str) -> Iterator[LessonRow]:
             raise TaskError(
                 f"A row cannot be used: {problem}.", where=location, expected=PAIR if pairs else PLAIN
             ) from None
-        question = next((extract_text(each) for each in conversations[0].messages if each["role"] == "user"), "")
+        question = next(
+            (extract_text(message) for message in conversations[0].messages if message["role"] == "user"), ""
+        )
         digest = hashlib.blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=16).hexdigest()
         task = Task(main_query=question, task_id=f"{title}:{number}", metadata={"content": digest})
         yield LessonRow(task, conversations, location, written)
@@ -138,7 +140,7 @@ def _mark_learned(messages: list[Message], tools: tuple[Message, ...], first: in
     learned -= {index for index in learned if not messages[index].get(WEIGHT, 1)}
     if not learned:
         raise BadRowError("it contains no reply of the assistant to learn")
-    plain = tuple({name: value for name, value in each.items() if name != WEIGHT} for each in messages)
+    plain = tuple({name: value for name, value in message.items() if name != WEIGHT} for message in messages)
     return RowConversation(plain[: max(learned) + 1], tools, frozenset(learned))
 
 

@@ -42,7 +42,7 @@ class RepliesSource(Source):
     """Makes a group of each training example, and measures the loss of held-out examples in validations."""
 
     def __init__(self, lessons: Sequence[Lesson], validation: Sequence[Lesson], objective: LessonObjective) -> None:
-        self._lessons = {lesson.task.task_id: lesson for lesson in lessons}
+        self._lesson_of_task = {lesson.task.task_id: lesson for lesson in lessons}
         self._validation, self._objective = validation, objective
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
@@ -51,7 +51,7 @@ class RepliesSource(Source):
         settings, step = session.experiment.ajet, session.step + 1
         ignores = settings.context_tracker.timeline_merging_policy.ignore_tools
         groups = [
-            self._lessons[tasks.task(lease.order).task_id].make_group(
+            self._lesson_of_task[tasks.task(lease.order).task_id].make_group(
                 session.run.run_id, step, lease.order, ignore_tools=ignores
             )
             for lease in session.store.lease(settings.data.train_batch_size)
@@ -122,7 +122,7 @@ def train_on_replies(sink: RunSink, interrupts: Interrupts) -> None:
     from ajet.train.loop import train
 
     experiment, settings = sink.experiment, sink.experiment.ajet
-    assert settings.model.path is not None, "a run does not begin without"
+    assert settings.model.path is not None, "a run without model.path is refused before"
     model = locate_model(settings.model.path, base=experiment.base, weights=False)
     renderer = make_renderer(settings, load_tokenizer(model))
     lessons, validation = read_lessons(experiment, renderer), read_held_out_lessons(experiment, renderer)
@@ -147,6 +147,12 @@ def adapt_to_replies(experiment: Experiment) -> Experiment:
     settings = experiment.ajet.model_copy(deep=True)
     trainer, rollout = settings.trainer_common, settings.rollout
     trainer.algorithm = AlgorithmConfig(policy_loss="sft")
-    trainer.use_kl_loss, trainer.mini_batch_num, trainer.mode, trainer.canary = False, 1, "sync", None
-    rollout.engine, rollout.temperature, rollout.top_p, rollout.top_k = "transformers", 1.0, 1.0, -1
+    trainer.use_kl_loss = False
+    trainer.mini_batch_num = 1
+    trainer.mode = "sync"
+    trainer.canary = None
+    rollout.engine = "transformers"
+    rollout.temperature = 1.0
+    rollout.top_p = 1.0
+    rollout.top_k = -1
     return replace(experiment, ajet=settings)

@@ -41,10 +41,12 @@ class ServedSource(Source):
             desk: The registry of the clients' episodes.
             held_out: plays the held-out tasks on the same gateway. None: the server plays no held-out tasks.
         """
-        self._desk, self._settings, self._held_out = desk, settings, held_out
+        self._registry = desk
+        self._settings = settings
+        self._held_out = held_out
         self._batch = ServedBatch(0)
-        self._late: list[Episode] = []
-        """Clients' held-out attempts in a step validated by the server itself."""
+        self._late_held_out: list[Episode] = []
+        """Held-out attempts of clients that ended in a step which the server validates itself."""
 
     def start(self, session: TrainingSession) -> None:
         """Begin the batch of the first step."""
@@ -61,25 +63,25 @@ class ServedSource(Source):
         started = time.monotonic()
         session.run.status.set(phase="serving", step=batch.step)
         while not batch.is_complete(settings):
-            session.show_depths(closed=len(batch.groups), open=self._desk.open_count)
+            session.show_depths(closed=len(batch.groups), open=self._registry.open_count)
             with suppress(queue.Empty):  # the batch's time limit has passed
-                result = self._desk.results.get(timeout=batch.seconds_left(settings.serve.batch_seconds))
+                result = self._registry.results.get(timeout=batch.seconds_left(settings.serve.batch_seconds))
                 batch.add(result, session.backbone.version, session.trainer.max_staleness)
         if self._will_validate(session, batch.step):
-            batch.held_out, self._late = [], batch.held_out
+            batch.held_out, self._late_held_out = [], batch.held_out
         return session.add_given_up(
             StepGroups(started, batch.groups, unused=batch.unused, single=batch.alone, held_out=batch.held_out)
         )
 
     def may_complete(self) -> bool:
         """Return True if the batch is complete, or open episodes may still complete it."""
-        return self._desk.has_pending or self._batch.is_complete(self._settings)
+        return self._registry.has_pending or self._batch.is_complete(self._settings)
 
     def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
         """Begin the next batch. Warn after every `stop_after_idle_steps` idle steps."""
         if session.is_exhausted:
             self._warn_idle(session)
-        self._batch, self._late = ServedBatch(session.step + 1, held_out=self._late), []
+        self._batch, self._late_held_out = ServedBatch(session.step + 1, held_out=self._late_held_out), []
 
     def validate_if_due(self, session: TrainingSession) -> None:
         """Play the held-out tasks, if a validation is due. Clients continue, and no update is made."""
@@ -95,7 +97,9 @@ class ServedSource(Source):
             session.is_step_partial = True
             self._record_late(session, batch.held_out)
             session.store.use([episode.order for episode in batch.held_out], session.step)
-            batch.held_out, session.is_step_partial, session.is_checkpoint_outdated = [], False, True
+            batch.held_out = []
+            session.is_step_partial = False
+            session.is_checkpoint_outdated = True
         if is_due(session.step, session.trainer.save_freq):
             session.save()
 
@@ -107,12 +111,12 @@ class ServedSource(Source):
         """
         if session.is_step_partial:
             session.warn_partial_step()
-            self._desk.close()
+            self._registry.close()
         elif isinstance(interrupt, Preempted):
             logger.warning(
                 "SIGTERM: saving step {}; untrained episodes stay in the store for the next start", session.step
             )
-            self._desk.close()
+            self._registry.close()
             if session.step:
                 session.save()
         else:
@@ -124,10 +128,14 @@ class ServedSource(Source):
 
         Before the first step no checkpoint exists to record the groups with; the store holds them, too.
         """
-        self._desk.close()
+        self._registry.close()
         run, remaining = session.run, ServedBatch(session.step)
         is_trained = self._batch.step == session.step  # the interrupt came after its step
-        for result in [*(() if is_trained else self._batch.results), *self._late, *take_results(self._desk)]:
+        for result in [
+            *(() if is_trained else self._batch.results),
+            *self._late_held_out,
+            *take_results(self._registry),
+        ]:
             remaining.add(result)
         unused: UnusedGroups = {"oversampled": remaining.groups, **remaining.unused}
         groups = [group for each in unused.values() for group in each]

@@ -36,7 +36,7 @@ class ServedBatch:
     alone: list[Episode] = field(default_factory=list)
     """Episodes without a group, recorded only."""
     held_out: list[Episode] = field(default_factory=list)
-    """Attempts at held-out tasks, recorded only."""
+    """Attempts at held-out tasks. They are recorded, never trained on."""
     began: float | None = None
     """Arrival of the first group, on the monotonic clock in seconds. None: no group yet."""
 

@@ -92,7 +92,9 @@ class StoreSource(TaskReaderSource):
         conf = str(self.parts.experiment.yaml_path or "FILE.yaml")
         start = format_command("sample", "--conf", conf, "--store", self.samplers.address.shown)
         starts = "" if self.samplers.is_colocated else start
-        self.announcer = Announcer(store, terms, run.run_id, settings, show=make_status_writer(run), starts=starts)
+        self.announcer = Announcer(
+            store, terms, run.run_id, settings, report_depths=make_status_writer(run), sampler_command=starts
+        )
         terms_of_groups = build_group_terms(self.parts.experiment, run.run_id, adapters=trainer.lora.adapters)
         self.closed_groups = ClosedGroups(store, trainer, Quarantine(store, terms_of_groups))
         return store
@@ -191,7 +193,7 @@ class StoreSource(TaskReaderSource):
     def finish(self, session: TrainingSession) -> None:
         """End after the last step, and announce the end to samplers."""
         super().finish(session)
-        self.announce_policy(session, over=True)
+        self.announce_policy(session, is_last=True)
         _shared_store(session).leave()
 
     def _wait_for_groups(self, session: TrainingSession, closed: int, size: int) -> None:
@@ -216,11 +218,11 @@ class StoreSource(TaskReaderSource):
         self.announcer.wait(session.step + 1, closed, size, self._stale)
         time.sleep(POLL_S)
 
-    def announce_policy(self, session: TrainingSession, *, over: bool = False) -> None:
+    def announce_policy(self, session: TrainingSession, *, is_last: bool = False) -> None:
         """Write policy version and usable positions into the store for samplers, if either changed.
 
         Args:
-            over: True if no step follows.
+            is_last: True if no step follows.
         """
         self.announced = session.backbone.version
         size = session.experiment.ajet.data.train_batch_size
@@ -228,11 +230,11 @@ class StoreSource(TaskReaderSource):
             session.step,
             session.backbone.version,
             find_weights(session.run, session.step),
-            began=self._first_version,
+            first_version=self._first_version,
             probe=self.probe,
             stale=self._stale,
-            wanted=size * max(0, session.total_steps - session.step),
-            over=over,
+            groups_needed=size * max(0, session.total_steps - session.step),
+            is_last=is_last,
         )
 
 
@@ -274,7 +276,7 @@ def is_rounded(backbone: Backbone) -> bool:
 
 
 def _shared_store(session: TrainingSession) -> SharedStore:
-    assert is_shared(session.store), "`open_store` opened it"
+    assert is_shared(session.store), "`open_store` opens a shared store for this source"
     return session.store
 
 

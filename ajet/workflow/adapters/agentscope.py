@@ -132,7 +132,7 @@ def _derive_second(base: Any) -> Any:
                     "AgentScope 2 models take no `structured_model`.",
                     do="await model.generate_structured_output(messages, structured_model=…)",
                 )
-            if any(isinstance(each, Mapping) for each in messages):
+            if any(isinstance(message, Mapping) for message in messages):
                 raise UserError(
                     "AgentScope 2 models take Msg objects, not dictionaries.",
                     do='pass [UserMsg("user", "…")], or use tuner.as_raw_openai_sdk_client()',

@@ -76,10 +76,10 @@ def _as_objects(messages: Any) -> Any:
     if not isinstance(messages, (list, tuple)):
         return messages
     return [
-        {"role": each.role, "content": each.content}
-        if hasattr(each, "role") and hasattr(each, "content") and not hasattr(each, "model_dump")
-        else each
-        for each in messages
+        {"role": message.role, "content": message.content}
+        if hasattr(message, "role") and hasattr(message, "content") and not hasattr(message, "model_dump")
+        else message
+        for message in messages
     ]
 
 

@@ -23,7 +23,7 @@ def test_who_is_cancelled_while_one_address_is_left_leaves_the_others_too(monkey
 
     async def cancelled() -> None:
         tools = EpisodeTools()
-        tools._open = {f"http://there/episodes/{number}": {} for number in range(3)}
+        tools._open_episodes = {f"http://there/episodes/{number}": {} for number in range(3)}
         ending = asyncio.ensure_future(tools.end())
         await asyncio.to_thread(asked.wait)
         ending.cancel()

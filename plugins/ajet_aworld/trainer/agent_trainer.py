@@ -32,7 +32,9 @@ class AgentTrainer:
         if agent is None or agent == "":
             raise ValueError("trainer agent is required!")
         kind = registry.find_processor(train_engine_name)
-        self.agent, self.config, self.reward_func = agent, config, reward_func
+        self.agent = agent
+        self.config = config
+        self.reward_func = reward_func
         self.train_dataset, self.test_dataset = train_dataset, test_dataset
         self.train_engine_name = train_engine_name
         self.run_path = str(Path(run_path or "runs").absolute())
@@ -56,11 +58,11 @@ class AgentTrainer:
         registry.unregister(train_engine_name)
 
     def train(self) -> None:
-        """Train. Raises ValueError before the checks."""
+        """Start the training. Raises ValueError if the train engine is not initialized."""
         self._require_ready().train()
 
     async def inference(self) -> Any:
-        """Play without training and return the processor's result. Raises ValueError before the checks."""
+        """Play without training and return the result. Raises ValueError if the train engine is not initialized."""
         result = self._require_ready().inference()
         return await result if inspect.isawaitable(result) else result
 

@@ -137,7 +137,7 @@ def _serialize_value(value: Any, where: str) -> Any:
                 )
         return serialized
     if isinstance(value, (list, tuple, set)):
-        return [_serialize_value(each, where) for each in value]
+        return [_serialize_value(item, where) for item in value]
     if isinstance(value, Enum):
         return _serialize_value(value.value, where)
     if isinstance(value, str):
@@ -165,18 +165,18 @@ def fill_variables(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: fill_variables(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [fill_variables(each) for each in value]
+        return [fill_variables(item) for item in value]
     if isinstance(value, str):
         return _VARIABLE.sub(_read_variable, value)
     return value
 
 
-def _read_variable(found: re.Match[str]) -> str:
+def _read_variable(match: re.Match[str]) -> str:
     """Return the value of a matched variable.
 
     An unset variable whose name does not look like a secret may be shell text and stays. Raises UserError otherwise.
     """
-    name = found[1]
+    name = match[1]
     if name in os.environ:
         return os.environ[name]
     if name.endswith(_SECRET_ENDS):
@@ -185,4 +185,4 @@ def _read_variable(found: re.Match[str]) -> str:
             where=f"aworld.agent: $({name})",
             do=f"export {name}=…, or put it into the .env file of this folder",
         )
-    return found[0]
+    return match[0]

@@ -181,16 +181,16 @@ _DIGEST = 6
 """Bytes of the content's digest."""
 
 
-def write_lines(given: Any, file: Path, base: Path) -> Path | None:
+def write_lines(value: Any, file: Path, base: Path) -> Path | None:
     """Write a data set and return its file, with a digest added to `file`'s name; None without data. Raises ValueError.
 
-    `given`: a data set, rows, or a path relative to `base`.
+    `value`: a data set, rows, or a path relative to `base`.
     """
-    if given is None:
+    if value is None:
         return None
-    rows = _read_file(base / given) if isinstance(given, (str, Path)) else given
+    rows = _read_file(base / value) if isinstance(value, (str, Path)) else value
     if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
-        raise ValueError(f"the data set is a {type(given).__name__}; expected a datasets.Dataset, rows, or a path")
+        raise ValueError(f"the data set is a {type(value).__name__}; expected a datasets.Dataset, rows, or a path")
     lines = [_format_row(row, number) for number, row in enumerate(rows)]
     if not lines:
         raise ValueError("the data set has no rows")
@@ -233,11 +233,11 @@ ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _NUMBERS = ("float", "int", "bool", "Real", "Optional[float]", "float | None")
 
 
-def describe_reward(given: Any, base: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def describe_reward(value: Any, base: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (the `task_judge` section, the configuration's own section). Raises ValueError."""
-    reference = _build_reference(given, base)
+    reference = _build_reference(value, base)
     try:
-        function = resolve_reference(reference, base=base, what="reward_func")
+        function = resolve_reference(reference, base=base, key="reward_func")
     except UserError as problem:
         raise ValueError(str(problem)) from problem
     if not callable(function):
@@ -262,7 +262,7 @@ class FunctionJudge(BaseJudge):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._function = resolve_reference(
-            config.aworld.reward, base=Path(config.ajet.base_dir), what="the reward function"
+            config.aworld.reward, base=Path(config.ajet.base_dir), key="the reward function"
         )
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> float:
@@ -276,18 +276,18 @@ class FunctionJudge(BaseJudge):
         return float(reward)
 
 
-def _build_reference(given: Any, base: Path) -> str:
-    if isinstance(given, (str, Path)):
-        text = str(given)
+def _build_reference(value: Any, base: Path) -> str:
+    if isinstance(value, (str, Path)):
+        text = str(value)
         return text if "->" in text else f"{text}->{_find_function(base / text)}"
-    if not callable(given):
+    if not callable(value):
         raise ValueError("Reward func must be callable or file path")
-    name, module = getattr(given, "__qualname__", repr(given)), getattr(given, "__module__", None)
+    name, module = getattr(value, "__qualname__", repr(value)), getattr(value, "__module__", None)
     if not name.isidentifier():
         raise ValueError(f"the reward function {name} cannot be imported by a name; define it with `def` in a file")
     if module == "__main__":
         return f"__main__->{name}"
-    return f"{Path(inspect.getfile(given)).resolve()}->{name}"
+    return f"{Path(inspect.getfile(value)).resolve()}->{name}"
 
 
 def _find_function(file: Path) -> str:
@@ -299,10 +299,10 @@ def _find_function(file: Path) -> str:
     except SyntaxError as problem:
         raise ValueError(f"the reward function's file {file} is not valid Python: {problem}") from None
     functions = [each for each in tree.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    names = [each.name for each in functions]
+    names = [function.name for function in functions]
     if file.stem in names:
         return file.stem
-    meant = [each.name for each in functions if tuple(arg.arg for arg in each.args.args) == ARGUMENTS]
+    meant = [function.name for function in functions if tuple(arg.arg for arg in function.args.args) == ARGUMENTS]
     if len(meant) != 1:
         raise ValueError(
             f"{file} has {len(meant)} functions of ({', '.join(ARGUMENTS)}); choose one by its name: {file}->NAME"

@@ -19,7 +19,7 @@ class TrainerProcessor(ABC):
         """`run_path`: the output folder."""
         self.run_path = run_path
         self.reward_func_based_on_config = False
-        self._initialized = False
+        self._is_initialized = False
 
     @abstractmethod
     def train(self) -> None:
@@ -48,13 +48,13 @@ class TrainerProcessor(ABC):
     @property
     def initialized(self) -> bool:
         """True after all checks."""
-        return self._initialized
+        return self._is_initialized
 
     @initialized.setter
     def initialized(self, value: bool) -> None:
-        self._initialized = value
+        self._is_initialized = value
 
     def mark_initialized(self) -> None:
         """Note that all checks passed."""
         logger.info("All check finished.")
-        self._initialized = True
+        self._is_initialized = True

@@ -29,7 +29,10 @@ from ajet_gaia.servers.tool import ToolError
 # separated by ` | `), shape groups, text boxes, content controls. Related parts follow: charts, diagrams, headers,
 # footers and notes after a document; charts, diagrams and speaker notes after their slide. Deleted text of tracked
 # changes, comments and picture descriptions are left out.
-PARAGRAPH, TABLE, ROW, CELL = "p", "tbl", "tr", "tc"
+PARAGRAPH = "p"
+TABLE = "tbl"
+ROW = "tr"
+CELL = "tc"
 LEFT_OUT = frozenset({"Fallback", "del", "moveFrom", "pPr", "rPr", "sectPr"})
 """Skipped elements: fallbacks for older programs, deleted text, settings."""
 BREAKS = {"br": "\n", "cr": "\n", "tab": "\t", "noBreakHyphen": "-"}
@@ -86,7 +89,11 @@ def _read_diagrams_and_charts(part: Any, parse_xml: Callable[[bytes], Any]) -> I
 def _find_parts(part: Any, kind: str) -> list[Any]:
     """Return the files inside an Office archive that `part` references with this relationship type."""
     relations = part.rels.values()
-    return [each.target_part for each in relations if not each.is_external and each.reltype.rpartition("/")[2] == kind]
+    return [
+        relation.target_part
+        for relation in relations
+        if not relation.is_external and relation.reltype.rpartition("/")[2] == kind
+    ]
 
 
 def _read_blocks(element: Any) -> Iterator[str]:
@@ -203,13 +210,13 @@ class Passage:
     text: str
 
 
-def list_documents(place: Path) -> list[Path]:
+def list_documents(path: Path) -> list[Path]:
     """Return a document, or all visible documents of a folder, recursively. Raises TaskError without documents."""
-    documents = sorted(each for each in place.rglob("*") if _is_document(each)) if place.is_dir() else [place]
+    documents = sorted(each for each in path.rglob("*") if _is_document(each)) if path.is_dir() else [path]
     if not documents:
         raise TaskError(
-            f"There is no document in the folder {place.name}.",
-            where=f"{KEY}: {place}",
+            f"There is no document in the folder {path.name}.",
+            where=f"{KEY}: {path}",
             expected=f"files ending in {', '.join(READERS)}",
             do="add documents, or set another folder",
         )

@@ -140,7 +140,9 @@ class ServerEmbedder:
     def __init__(self, model: str, server: OtherServer) -> None:
         self._model = model_at(server.base_url, model, server.keys[0], where=f"{WHERE}.base_url")
         self._failover = ModelFailover(1)
-        self._batch_size, self._refused, self._has_answered = AT_ONCE, 0, False
+        self._batch_size = AT_ONCE
+        self._refused_count = 0
+        self._has_answered = False
 
     def __call__(self, texts: Sequence[str]) -> list[list[float]]:
         """Return [N, ·] vectors. Raises TaskError, also if the server has never accepted a text."""
@@ -156,13 +158,13 @@ class ServerEmbedder:
             if problem.status not in STATUSES:
                 raise self._make_error(problem) from None
             if len(texts) > 1:
-                refused, half = self._refused, (len(texts) + 1) // 2
+                refused, half = self._refused_count, (len(texts) + 1) // 2
                 parts = [*self._embed_or_split(texts[:half]), *self._embed_or_split(texts[half:])]
-                if self._refused == refused:  # the server accepts each text, but not all in one batch
+                if self._refused_count == refused:  # the server accepts each text, but not all in one batch
                     self._batch_size = min(self._batch_size, half)
                 return parts
-            self._refused += 1
-            if not self._has_answered and self._refused >= UNWELL:
+            self._refused_count += 1
+            if not self._has_answered and self._refused_count >= UNWELL:
                 raise self._make_error(problem) from None
             return [[]]
         self._has_answered = True
@@ -173,7 +175,9 @@ class ServerEmbedder:
             return await request_embeddings(self._model, texts, seconds)
 
         try:
-            vectors = run_on_tools_loop(request_with_retries(once, self._failover, 0, last=True, counted=lambda: None))
+            vectors = run_on_tools_loop(
+                request_with_retries(once, self._failover, 0, is_last=True, count_request=lambda: None)
+            )
         except NoAnswerError as problem:
             self._failover.note_failure(0, problem)
             raise

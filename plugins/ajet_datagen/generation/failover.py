@@ -20,24 +20,24 @@ class ModelFailover:
     """Orders the models so that recently failed ones come last, shared by all prompts of a reader."""
 
     def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._until, self._clock = [float("-inf")] * count, clock
+        self._paused_until, self._clock = [float("-inf")] * count, clock
 
     def rank_models(self) -> list[int]:
         """Return the model indexes in the order in which the next prompt tries them."""
-        return sorted(range(len(self._until)), key=self.is_resting)
+        return sorted(range(len(self._paused_until)), key=self.is_resting)
 
-    def is_resting(self, place: int) -> bool:
+    def is_resting(self, model_index: int) -> bool:
         """True if the model recently failed and is tried last."""
-        return self._clock() < self._until[place]
+        return self._clock() < self._paused_until[model_index]
 
-    def note_answer(self, place: int) -> None:
+    def note_answer(self, model_index: int) -> None:
         """Record an answer of this model."""
-        self._until[place] = float("-inf")
+        self._paused_until[model_index] = float("-inf")
 
-    def note_failure(self, place: int, problem: NoAnswerError) -> bool:
+    def note_failure(self, model_index: int, problem: NoAnswerError) -> bool:
         """Record that a model failed after all retries. Return True if it is now tried last."""
         if not problem.is_retryable and problem.status not in NEVER:
             return False
-        starts_rest = not self.is_resting(place)
-        self._until[place] = self._clock() + REST_S
+        starts_rest = not self.is_resting(model_index)
+        self._paused_until[model_index] = self._clock() + REST_S
         return starts_rest

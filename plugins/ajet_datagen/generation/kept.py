@@ -26,7 +26,7 @@ class GenerationStore:
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         identity = json.dumps(about, sort_keys=True, ensure_ascii=False)
         self.path = folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.jsonl"
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     @contextmanager
     def open(self) -> Iterator[GenerationStore]:
@@ -52,5 +52,5 @@ class GenerationStore:
 
     def append_row(self, name: str, value: Any) -> None:
         """Append a value and flush it to disk. Thread-safe."""
-        with self._turn:
+        with self._lock:
             append_lines(self.path, [json.dumps({"name": name, "value": value}, ensure_ascii=False)])

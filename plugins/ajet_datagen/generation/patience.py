@@ -26,34 +26,34 @@ TIMEOUT_S = 300.0
 async def request_with_retries(
     ask: Callable[[float], Awaitable[T]],
     failover: ModelFailover,
-    place: int,
+    model_index: int,
     *,
-    last: bool,
-    counted: Callable[[], None],
+    is_last: bool,
+    count_request: Callable[[], None],
 ) -> T:
     """Request an answer from one model, with retries.
 
     Args:
         ask: sends one request with a timeout in seconds.
-        place: index of the model.
-        last: True if no other model follows. A model that hangs is then retried once.
-        counted: called before each request.
+        model_index: index of the model.
+        is_last: True if no other model follows. A model that hangs is then retried once.
+        count_request: called before each request.
 
     Raises:
         NoAnswerError: all tries failed.
     """
     started, number = time.monotonic(), 0
-    retries = 0 if failover.is_resting(place) else AGAIN
+    retries = 0 if failover.is_resting(model_index) else AGAIN
     while True:
-        counted()
+        count_request()
         try:
             return await ask(TIMEOUT_S)
         except NoAnswerError as problem:
-            hung = time.monotonic() - started >= TIMEOUT_S and not (last and number == 0)
-            if not problem.is_retryable or number >= retries or hung or failover.is_resting(place):
+            hung = time.monotonic() - started >= TIMEOUT_S and not (is_last and number == 0)
+            if not problem.is_retryable or number >= retries or hung or failover.is_resting(model_index):
                 raise
             await asyncio.sleep(max(problem.after, WAIT_S * 2.0**number))
-            if failover.is_resting(place):  # another prompt's failure has put the server to rest
+            if failover.is_resting(model_index):  # another prompt's failure has put the server to rest
                 raise
             number += 1
 

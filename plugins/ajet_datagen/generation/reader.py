@@ -98,6 +98,10 @@ class GenerationReader:
         return self._tasks[split]
 
     def _write_tasks(self, split: TaskSplit, store: GenerationStore) -> list[Task]:
+        """Return the tasks of a split: stored ones, then new ones written by models until there are `task_num`.
+
+        Validation tasks are written first, so that training tasks similar to them can be dropped.
+        """
         held_out: list[Task] = []
         if split == "train" and self.has("validation"):
             held_out = self._tasks.get("validation") or self._write_tasks("validation", store)
@@ -140,7 +144,9 @@ class GenerationReader:
         self._log_result(split, tasks, written, writer, refusals)
         return tasks
 
-    def _build_prompts(self, split: TaskSplit, turn: int, missing: int, before: Sequence[str]) -> list[WritingPrompt]:
+    def _build_prompts(
+        self, split: TaskSplit, turn: int, missing: int, earlier_questions: Sequence[str]
+    ) -> list[WritingPrompt]:
         rng = random.Random(f"{self._experiment.ajet.seed} {split} {turn}")
         passages, examples, settings = self._load_passages(), self._load_examples(), self._settings
         if split == "train" and examples:
@@ -163,7 +169,7 @@ class GenerationReader:
         return [
             WritingPrompt(
                 f"{split} {turn} {number}",
-                build_knowledge_prompt(passage.text, A_CALL, number + 1, before),
+                build_knowledge_prompt(passage.text, A_CALL, number + 1, earlier_questions),
                 A_CALL,
                 passage,
             )
@@ -187,7 +193,7 @@ class GenerationReader:
 
         async def request(prompt: WritingPrompt) -> list[list[str]]:
             async def save(tasks: Sequence[WrittenTask]) -> None:  # an unreadable reply is requested again next time
-                rows[prompt.name] = [[each.query, each.answer] for each in tasks]
+                rows[prompt.name] = [[task.query, task.answer] for task in tasks]
                 await asyncio.to_thread(store.append_row, prompt.name, rows[prompt.name])
                 await refusals.save_refusals()
 
@@ -203,19 +209,19 @@ class GenerationReader:
     def _select_tasks(
         self,
         split: TaskSplit,
-        found: Found,
+        written_tasks: Found,
         held_out: Sequence[Task],
         store: GenerationStore,
         rows: dict[str, Any],
         cost: GenerationCost,
     ) -> list[Task]:
         examples = {query for query, _ in self._load_examples()}
-        found = [each for each in found if each[0].query not in examples]
-        if self._settings.deduplication_filter.enabled and found:
+        written_tasks = [each for each in written_tasks if each[0].query not in examples]
+        if self._settings.deduplication_filter.enabled and written_tasks:
             params = self._settings.deduplication_filter.params
-            shown_queries = dict.fromkeys(query for _, ask in found for query in ask.shown)
+            shown_queries = dict.fromkeys(query for _, ask in written_tasks for query in ask.shown)
             texts, others = (
-                [written.query for written, _ in found],
+                [written.query for written, _ in written_tasks],
                 [*(task.main_query for task in held_out), *shown_queries],
             )
             numbers = index_numbers([*texts, *others]) if params.numbers == "differ" else None
@@ -228,8 +234,8 @@ class GenerationReader:
             if self._embed is not None:
                 vectors = embed_texts([*texts, *others], self._embed, params.model, store, rows, cost)
                 measures.append(SimilarityMeasure(vectors[: len(texts)], threshold, vectors[len(texts) :]))
-            found = [found[index] for index in select_distinct(*measures, numbers=numbers)]
-        return [_make_task(split, number, written, ask.passage) for number, (written, ask) in enumerate(found)]
+            written_tasks = [written_tasks[index] for index in select_distinct(*measures, numbers=numbers)]
+        return [_make_task(split, number, written, ask.passage) for number, (written, ask) in enumerate(written_tasks)]
 
     def _load_passages(self) -> list[Passage]:
         if self._passages is None:
@@ -288,7 +294,7 @@ class GenerationReader:
         return TaskWriter(
             models,
             self._failover,
-            [TokenPrice(each.price_in, each.price_out) for each in settings.models],
+            [TokenPrice(model.price_in, model.price_out) for model in settings.models],
             temperature=settings.sampling_params.temperature,
             tokens=settings.llm_response_length,
             at_once=settings.num_workers,
@@ -342,12 +348,17 @@ class GenerationReader:
         )
 
     def _log_result(
-        self, split: TaskSplit, tasks: Sequence[Task], found: Found, writer: TaskWriter, refusals: PromptRefusals
+        self,
+        split: TaskSplit,
+        tasks: Sequence[Task],
+        written_tasks: Found,
+        writer: TaskWriter,
+        refusals: PromptRefusals,
     ) -> None:
         source = f"by {', '.join(writer.wrote) or writer.names}" if writer.cost.calls else "from the cache"
         logger.info(
             "{} {} tasks {}; {} dropped as too similar, {} replies unreadable",
-            len(tasks), split, source, len(found) - len(tasks), writer.cost.unreadable,
+            len(tasks), split, source, len(written_tasks) - len(tasks), writer.cost.unreadable,
         )  # fmt: skip
         if refusals:
             logger.warning("dropped prompts of {} tasks: {}", split, refusals.describe_refusals())
@@ -380,7 +391,7 @@ def _get_question(task: Task) -> str:
 async def _gather_all(requests: Sequence[Coroutine[Any, Any, list[WrittenTask]]]) -> list[list[WrittenTask]]:
     """Return the results in order. The first failure is raised after running requests have finished and been stored."""
     results = await asyncio.gather(*requests, return_exceptions=True)
-    for each in results:
-        if isinstance(each, BaseException):
-            raise each
-    return [each for each in results if not isinstance(each, BaseException)]
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

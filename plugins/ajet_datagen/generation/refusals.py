@@ -49,35 +49,35 @@ class PromptRefusals:
 
     def __init__(self, store: GenerationStore, rows: dict[str, Any]) -> None:
         self._store, self._rows = store, rows
-        self._why: dict[str, str] = {}
-        self._new: dict[str, str] = {}
+        self._reason_of_prompt: dict[str, str] = {}
+        self._new_reasons: dict[str, str] = {}
 
     def __len__(self) -> int:
-        return len(self._why)
+        return len(self._reason_of_prompt)
 
     def is_refused(self, name: str, title: str) -> bool:
         """True if an earlier generation left this prompt out. `title` is its name in messages."""
         row = self._rows.get(name)
         if not isinstance(row, Mapping):
             return False
-        self._why[title] = str(row[REFUSED])
+        self._reason_of_prompt[title] = str(row[REFUSED])
         return True
 
     def note_refusal(self, name: str, title: str, refusal: PromptRefusedError) -> None:
         """Remember a refused prompt for this generation."""
-        self._why[title] = str(refusal)
+        self._reason_of_prompt[title] = str(refusal)
         if refusal.by_all:
-            self._new[name] = str(refusal)
+            self._new_reasons[name] = str(refusal)
 
     async def save_refusals(self) -> None:
         """Store the recorded refusals, so that these prompts are not sent again."""
-        new, self._new = self._new, {}
+        new, self._new_reasons = self._new_reasons, {}
         for name, reason in new.items():
             self._rows[name] = {REFUSED: reason}
             await asyncio.to_thread(self._store.append_row, name, self._rows[name])
 
     def describe_refusals(self) -> str:
         """Return number, names and last reason of the refusals."""
-        titles = list(self._why)
+        titles = list(self._reason_of_prompt)
         title_list = ", ".join(titles[:NAMED]) + (" …" if len(titles) > NAMED else "")
-        return f"{counted(len(titles), 'prompt')} refused: {title_list}; the last: {self._why[titles[-1]]}"
+        return f"{counted(len(titles), 'prompt')} refused: {title_list}; the last: {self._reason_of_prompt[titles[-1]]}"

@@ -50,15 +50,19 @@ class WrittenTask:
     answer: str
 
 
-def build_knowledge_prompt(passage: str, count: int, number: int, before: Sequence[str] = ()) -> str:
+def build_knowledge_prompt(passage: str, count: int, number: int, earlier_questions: Sequence[str] = ()) -> str:
     """Return a prompt that requests questions about a passage.
 
     Args:
         count: number of questions.
         number: makes repeated requests on one passage different.
-        before: questions written earlier, to be avoided.
+        earlier_questions: questions written earlier, to be avoided.
     """
-    earlier = "\n\nAsked already, not to be asked again:\n" + mark_text("\n".join(before)) if before else ""
+    earlier = (
+        "\n\nAsked already, not to be asked again:\n" + mark_text("\n".join(earlier_questions))
+        if earlier_questions
+        else ""
+    )
     request = f"{KNOWLEDGE % count} {SET % number}"
     return f"{request}\n\nThe passage:\n{mark_text(passage)}{earlier}\n\n{SHAPE % count}"
 
@@ -96,7 +100,7 @@ def parse_tasks(reply: str, count: int) -> list[WrittenTask] | None:
         tasks = [WrittenTask(_clean_text(each["query"]), _clean_text(each.get("answer"))) for each in parsed["tasks"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    good = [each for each in tasks if each.query]
+    good = [task for task in tasks if task.query]
     return good[:count] or None
 
 
@@ -125,7 +129,7 @@ class TaskWriter:
         """Names of models that wrote tasks, in the order of their first task."""
         self._failover, self._prices = failover, prices or [TokenPrice()] * len(models)
         self._settings = {"temperature": temperature, "max_tokens": tokens}
-        self._free = asyncio.Semaphore(at_once)
+        self._request_slots = asyncio.Semaphore(at_once)
         self._failure: TaskError | None = None
         self._under_way = self._in_a_row = 0
         self._go_on = asyncio.Event()
@@ -148,7 +152,7 @@ class TaskWriter:
             PromptRefusedError: the models refuse this prompt.
             TaskError: no model answers; later calls fail too.
         """
-        async with self._free:
+        async with self._request_slots:
             await self._go_on.wait()
             if self._failure is not None:
                 raise self._failure
@@ -183,7 +187,7 @@ class TaskWriter:
         """True if a model answers a harmless prompt, which no content filter refuses."""
         for index in self._failover.rank_models():
             try:
-                await self._request_completion(index, HARMLESS, last=True)
+                await self._request_completion(index, HARMLESS, is_last=True)
             except NoAnswerError:
                 continue
             return True
@@ -196,7 +200,7 @@ class TaskWriter:
         for index, next_one in zip(order, [*order[1:], None], strict=True):
             model = self.models[index]
             try:
-                answer = await self._request_completion(index, prompt, last=next_one is None)
+                answer = await self._request_completion(index, prompt, is_last=next_one is None)
             except NoAnswerError as problem:
                 problems.append(f"{model.model} at {model.place}: {problem}")
                 refused += problem.status in STATUSES
@@ -216,18 +220,20 @@ class TaskWriter:
             raise _make_no_model_error("; ".join(problems))
         return []
 
-    async def _request_completion(self, place: int, prompt: str, *, last: bool) -> ChatReply:
+    async def _request_completion(self, model_index: int, prompt: str, *, is_last: bool) -> ChatReply:
         body = {"messages": [{"role": "user", "content": prompt}], **self._settings}
 
         async def once(seconds: float) -> ChatReply:
-            return await request_completion(self.models[place], body, seconds)
+            return await request_completion(self.models[model_index], body, seconds)
 
-        answer = await request_with_retries(once, self._failover, place, last=last, counted=self.cost.count_request)
-        self.cost.count_reply(answer.prompt_tokens, answer.reply_tokens, self._prices[place])
+        answer = await request_with_retries(
+            once, self._failover, model_index, is_last=is_last, count_request=self.cost.count_request
+        )
+        self.cost.count_reply(answer.prompt_tokens, answer.reply_tokens, self._prices[model_index])
         return answer
 
-    def _name_model(self, place: int) -> str:
-        return f"{self.models[place].model} at {self.models[place].place}"
+    def _name_model(self, model_index: int) -> str:
+        return f"{self.models[model_index].model} at {self.models[model_index].place}"
 
 
 def _make_no_model_error(why: str) -> TaskError:

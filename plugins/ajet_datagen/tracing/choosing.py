@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from ajet_datagen.config import Tracing
 
 
-def select_traces(traces: Sequence[AgentTrace], settings: Tracing, left: Counter[str]) -> list[AgentTrace]:
-    """Return the traces that the settings admit, and count the others by reason in `left`."""
+def select_traces(traces: Sequence[AgentTrace], settings: Tracing, drop_counts: Counter[str]) -> list[AgentTrace]:
+    """Return the traces that the settings admit, and count the others by reason in `drop_counts`."""
     selected = []
     for trace in traces:
         exclusion = _find_exclusion(trace, settings)
         if exclusion:
-            left[exclusion] += 1
+            drop_counts[exclusion] += 1
         else:
             selected.append(trace)
     return selected
 
 
 def split_traces(
-    traces: Sequence[AgentTrace], settings: Tracing, seed: int, left: Counter[str]
+    traces: Sequence[AgentTrace], settings: Tracing, seed: int, drop_counts: Counter[str]
 ) -> Mapping[TaskSplit, list[AgentTrace]]:
     """Split traces by question, with duplicates in the same split.
 
@@ -48,7 +48,7 @@ def split_traces(
     begins a longer conversation is not held out, because that conversation contains its answer.
 
     Args:
-        left: counts dropped traces by reason.
+        drop_counts: counts dropped traces by reason.
     """
     questions = list(dict.fromkeys(question_key(trace) for trace in traces))
     differ = settings.numbers == "differ"
@@ -73,18 +73,18 @@ def split_traces(
             settings.similarity_threshold,
             numbers,
         )
-        left["too similar to a held-out question"] += len(splits["train"]) - len(places)
+        drop_counts["too similar to a held-out question"] += len(splits["train"]) - len(places)
         splits["train"] = [splits["train"][index] for index in places]
     return splits
 
 
-def select_best(traces: Sequence[AgentTrace], left: Counter[str]) -> list[AgentTrace]:
+def select_best(traces: Sequence[AgentTrace], drop_counts: Counter[str]) -> list[AgentTrace]:
     """Return the best trace of each question; the latest among equals."""
     best: dict[str, AgentTrace] = {}
     for trace in traces:
         name = question_key(trace)
         if name in best:
-            left["asked again"] += 1
+            drop_counts["asked again"] += 1
         if name not in best or _rank_trace(trace) >= _rank_trace(best[name]):
             best[name] = trace
     return list(best.values())
@@ -96,7 +96,7 @@ def question_key(trace: AgentTrace) -> str:
 
 
 def _list_questions(trace: AgentTrace) -> list[str]:
-    return [str(each.get("content")) for each in trace.messages if each.get("role") == "user"]
+    return [str(message.get("content")) for message in trace.messages if message.get("role") == "user"]
 
 
 def _normalize_questions(questions: Sequence[str]) -> str:
@@ -137,6 +137,7 @@ def _rank_trace(trace: AgentTrace) -> tuple[bool, float]:
 
 
 def _find_exclusion(trace: AgentTrace, settings: Tracing) -> str:
+    """Return why a trace is not used as a task, or "" if it is used."""
     rating = trace.rating
     rated = rating.score is not None or rating.corrected is not None
     if not trace.question.strip():

@@ -43,7 +43,7 @@ class TracingReader:
 
     def __init__(self, experiment: Experiment) -> None:
         self._settings = ReaderKeys.of(experiment.ajet).tracing
-        self._skip = experiment.ajet.task_reader.on_bad_row == "skip"
+        self._skips_bad_rows = experiment.ajet.task_reader.on_bad_row == "skip"
         self._base, self._seed = experiment.base, experiment.ajet.seed
         self._traces_by_split: Mapping[TaskSplit, list[AgentTrace]] | None = None
         self.left: Counter[str] = Counter()  # dropped traces, by reason
@@ -93,8 +93,8 @@ class TracingReader:
             logger.info("{}", "; ".join(f"{count} {reason}" for reason, count in sorted(skipped.items())))
         return counts
 
-    def _build_tasks(self, split: TaskSplit, left: Counter[str]) -> list[Task]:
-        return [build_task(trace, self._settings) for trace in select_best(self.traces(split), left)]
+    def _build_tasks(self, split: TaskSplit, drop_counts: Counter[str]) -> list[Task]:
+        return [build_task(trace, self._settings) for trace in select_best(self.traces(split), drop_counts)]
 
     def _read_traces(self) -> Mapping[TaskSplit, list[AgentTrace]]:
         settings = self._settings
@@ -117,37 +117,37 @@ class TracingReader:
                 do=f"set {KEY}",
             )
         noun = "recording" if key == "sources" else "feedback"
-        return [require_place(each, self._base, key=f"ajet.task_reader.tracing.{key}", what=noun) for each in places]
+        return [require_place(place, self._base, key=f"ajet.task_reader.tracing.{key}", what=noun) for place in places]
 
-    def _report_bad_rows(self, found: SourceContent) -> None:
-        if not found.bad:
+    def _report_bad_rows(self, content: SourceContent) -> None:
+        if not content.bad:
             return
-        first = "; ".join(f"{location}: {reason}" for location, reason in found.bad[:NAMED])
-        if not self._skip:
+        first = "; ".join(f"{location}: {reason}" for location, reason in content.bad[:NAMED])
+        if not self._skips_bad_rows:
             raise TaskError(
-                f"{len(found.bad)} rows cannot be read: {first}.",
+                f"{len(content.bad)} rows cannot be read: {first}.",
                 where=KEY,
                 do="correct them, or set ajet.task_reader.on_bad_row=skip to skip them",
             )
-        self.left["could not be read"] += len(found.bad)
-        logger.warning("{} rows of traces are skipped; {}", len(found.bad), first)
+        self.left["could not be read"] += len(content.bad)
+        logger.warning("{} rows of traces are skipped; {}", len(content.bad), first)
 
-    def _report_result(self, found: SourceContent, sides: Mapping[TaskSplit, Sequence[AgentTrace]]) -> None:
-        parts = [f"{len(found.traces)} replies in traces: {len(sides['train'])} to train on, "
+    def _report_result(self, content: SourceContent, sides: Mapping[TaskSplit, Sequence[AgentTrace]]) -> None:
+        parts = [f"{len(content.traces)} replies in traces: {len(sides['train'])} to train on, "
                 f"{len(sides['validation'])} held out"]  # fmt: skip
         parts += [f"{count} {reason}" for reason, count in sorted(self.left.items())]
-        parts += [f"{found.silent} spans without messages"] if found.silent else []
-        parts += [f"{counted(found.failed, 'call')} without a reply"] if found.failed else []
-        parts += [f"{counted(found.loose, 'feedback row')} without a matching trace"] if found.loose else []
+        parts += [f"{content.silent} spans without messages"] if content.silent else []
+        parts += [f"{counted(content.failed, 'call')} without a reply"] if content.failed else []
+        parts += [f"{counted(content.loose, 'feedback row')} without a matching trace"] if content.loose else []
         logger.info("{}", "; ".join(parts))
-        if not found.traces and found.failed:
+        if not content.traces and content.failed:
             raise TaskError(
-                f"There are no replies in these traces: {counted(found.failed, 'call')} failed.",
+                f"There are no replies in these traces: {counted(content.failed, 'call')} failed.",
                 where=KEY,
                 expected="observed episodes with replies",
                 do="see the failures with `ajet episodes` or `ajet view`",
             )
-        if not found.traces:
+        if not content.traces:
             raise TaskError(
                 "There are no replies in these traces.",
                 where=KEY,
@@ -181,11 +181,13 @@ def mask_traces(traces: Sequence[AgentTrace], reference: str | None, *, base: Pa
                 "personal data in these traces is not masked; to mask it, set {} to a masking function", MASK_KEY
             )
         return list(traces)
-    function = resolve_reference(reference, base=base, what=MASK_KEY)
+    function = resolve_reference(reference, base=base, key=MASK_KEY)
     return [_mask_trace(trace, function) for trace in traces]
 
 
 def _mask_trace(trace: AgentTrace, function: Callable[[str], str]) -> AgentTrace:
+    """Return the trace with every text passed through the user's masking function, which removes personal data."""
+
     def mask(text: str) -> str:
         try:
             masked = function(text)
@@ -214,9 +216,9 @@ def _mask_trace(trace: AgentTrace, function: Callable[[str], str]) -> AgentTrace
     rating = trace.rating
     return replace(
         trace,
-        messages=tuple(mask_tree(each) for each in trace.messages),
+        messages=tuple(mask_tree(message) for message in trace.messages),
         reply=mask_tree(trace.reply),
-        tools=tuple(mask_tree(each) for each in trace.tools),
+        tools=tuple(mask_tree(tool) for tool in trace.tools),
         session=mask(trace.session),
         rating=replace(rating, corrected=mask_optional(rating.corrected), comment=mask_optional(rating.comment)),
     )
@@ -259,32 +261,36 @@ def build_task(trace: AgentTrace, settings: Tracing) -> Task:
     )
 
 
-def build_learned_rows(traces: Iterable[AgentTrace], settings: Tracing, left: Counter[str]) -> Iterator[dict[str, Any]]:
+def build_learned_rows(
+    traces: Iterable[AgentTrace], settings: Tracing, drop_counts: Counter[str]
+) -> Iterator[dict[str, Any]]:
     """Yield SFT rows (`messages`, `tools`) for replies that people liked or corrected.
 
     Args:
-        left: counts unused traces by reason.
+        drop_counts: counts unused traces by reason.
     """
     for trace in traces:
         score, corrected = trace.rating.score, trace.rating.corrected
         if corrected is None and (score is None or score < settings.liked_from):
-            left["not used for training, because the reply is not liked"] += 1
+            drop_counts["not used for training, because the reply is not liked"] += 1
             continue
         if corrected is None and not extract_text(trace.reply) and not trace.reply.get("tool_calls"):
-            left["not used for training, because the reply is empty"] += 1
+            drop_counts["not used for training, because the reply is empty"] += 1
             continue
         only = trace.is_rated_alone or corrected is not None
-        before = [{**each, WEIGHT: 0} if only and each["role"] == "assistant" else each for each in trace.messages]
+        before = [
+            {**message, WEIGHT: 0} if only and message["role"] == "assistant" else message for message in trace.messages
+        ]
         yield _build_row({"messages": [*before, _get_wanted_reply(trace)]}, trace.tools)
 
 
-def build_pairs(traces: Iterable[AgentTrace], left: Counter[str]) -> Iterator[dict[str, Any]]:
+def build_pairs(traces: Iterable[AgentTrace], drop_counts: Counter[str]) -> Iterator[dict[str, Any]]:
     """Yield preference pairs (`prompt`, `chosen`, `rejected`).
 
     A corrected text is preferred to the reply, and the best rated reply to the worst rated reply to equal questions.
 
     Args:
-        left: counts unused traces by reason.
+        drop_counts: counts unused traces by reason.
     """
     same: dict[str, list[AgentTrace]] = defaultdict(list)
     for trace in traces:
@@ -294,14 +300,14 @@ def build_pairs(traces: Iterable[AgentTrace], left: Counter[str]) -> Iterator[di
         elif trace.rating.score is not None:
             same[_context_key(trace)].append(trace)
         else:
-            left["no pair, because the reply is not rated"] += 1
+            drop_counts["no pair, because the reply is not rated"] += 1
     for group in same.values():
         best, worst = max(group, key=_get_score), min(group, key=_get_score)
         if _get_score(best) > _get_score(worst) and reply_key(best.reply) != reply_key(worst.reply):
             rows = {"prompt": list(best.messages), "chosen": [best.reply], "rejected": [worst.reply]}
             yield _build_row(rows, best.tools)
         else:
-            left["no pair, because there is no second reply to compare with"] += len(group)
+            drop_counts["no pair, because there is no second reply to compare with"] += len(group)
 
 
 def _build_row(row: Mapping[str, Any], tools: Sequence[Message]) -> dict[str, Any]:
@@ -321,14 +327,14 @@ def _get_context(trace: AgentTrace) -> Sequence[Message]:
 
 
 def _find_last_question(messages: Sequence[Message]) -> str:
-    return next((extract_text(each) for each in reversed(messages) if each.get("role") == "user"), "")
+    return next((extract_text(message) for message in reversed(messages) if message.get("role") == "user"), "")
 
 
 def _context_key(trace: AgentTrace) -> str:
     return (
         question_key(trace)
         + "\0"
-        + "\0".join(extract_text(each) for each in trace.messages if each.get("role") == "system")
+        + "\0".join(extract_text(message) for message in trace.messages if message.get("role") == "system")
     )
 
 

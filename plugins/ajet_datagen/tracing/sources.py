@@ -154,7 +154,7 @@ def _read_sqlite_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]
                 str(_get_column(columns, "traceId", "trace_id", "place")),
                 int(_get_column(columns, "startTimeUnixNano", "place")),
                 flatten_attributes(attributes),
-                [(str(each.get("name")), flatten_attributes(each.get("attributes") or {})) for each in events],
+                [(str(event.get("name")), flatten_attributes(event.get("attributes") or {})) for event in events],
             )
         except DAMAGED as problem:
             bad.append((location, f"no span: {problem}"))
@@ -248,8 +248,8 @@ def _parse_value(value: Mapping[str, Any]) -> Any:
     return int(content) if kind == "intValue" else content
 
 
-def _read_folder(folder: Path, found: SourceContent, feedback_index: FeedbackIndex) -> None:
-    """Add the runs of `ajet observe` in a folder to `found`, and their feedback to the index."""
+def _read_folder(folder: Path, content: SourceContent, feedback_index: FeedbackIndex) -> None:
+    """Add the runs of `ajet observe` in a folder to `content`, and their feedback to the index."""
     files = sorted(path for path in folder.rglob("step-*.jsonl") if NAME.fullmatch(path.name))
     if not files:
         raise TaskError("There are no recorded episodes in this folder.", where=f"{KEY}: {folder}")
@@ -260,14 +260,14 @@ def _read_folder(folder: Path, found: SourceContent, feedback_index: FeedbackInd
                 if episode.uuid in read_uuids:
                     continue  # several steps may have trained on it
                 read_uuids.add(episode.uuid)
-                found.failed += sum(call.reply is None or bool(call.error) for call in episode.calls)
+                content.failed += sum(call.reply is None or bool(call.error) for call in episode.calls)
                 location = f"{file} {episode.uuid}"
                 try:
-                    found.traces += _read_episode(episode, location, feedback_index)
+                    content.traces += _read_episode(episode, location, feedback_index)
                 except DAMAGED as problem:
-                    found.bad.append((location, f"no episode: {type(problem).__name__}: {problem}"))
+                    content.bad.append((location, f"no episode: {type(problem).__name__}: {problem}"))
         except UserError as problem:
-            found.bad.append((str(file), problem.what))
+            content.bad.append((str(file), problem.what))
 
 
 def _read_episode(episode: Episode, where: str, feedback_index: FeedbackIndex) -> list[AgentTrace]:

@@ -115,6 +115,7 @@ def _build_trace(span: Span) -> AgentTrace | None:
 
 
 def _read_input(attributes: Mapping[str, Any]) -> list[Message]:
+    """Return the messages that an agent received, from a span in OpenTelemetry's or in AgentScope's format."""
     system = _parse_json_value(attributes.get("gen_ai.system_instructions"))
     text = _join_texts(system) if isinstance(system, list) else system
     first = [{"role": "system", "content": text}] if isinstance(text, str) and text else []
@@ -233,7 +234,11 @@ def _parse_repr(text: str) -> Message | None:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "Msg":
             return None
-        fields = {each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg in ("role", "content")}
+        fields = {
+            keyword.arg: ast.literal_eval(keyword.value)
+            for keyword in call.keywords
+            if keyword.arg in ("role", "content")
+        }
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     messages = _parse_agentscope_value(fields)
@@ -242,7 +247,7 @@ def _parse_repr(text: str) -> Message | None:
 
 def _join_texts(parts: Sequence[Any]) -> str:
     texts = [part.get("content", part.get("text")) for part in parts if isinstance(part, Mapping)]
-    return "".join(each for each in texts if isinstance(each, str))
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _read_tools(attributes: Mapping[str, Any]) -> list[Message]:

@@ -59,7 +59,7 @@ class AgentTrace:
     @property
     def question(self) -> str:
         """The text of the first user message."""
-        return next((extract_text(each) for each in self.messages if each.get("role") == "user"), "")
+        return next((extract_text(message) for message in self.messages if message.get("role") == "user"), "")
 
     def repair_text(self) -> AgentTrace:
         """Return the trace without lone surrogates, so it can be stored as UTF-8.

@@ -25,7 +25,9 @@ class McpInstance:
     """A running instance of a tool server over one MCP session, used by one episode or shared by all."""
 
     def __init__(self, session: Session, tools: Sequence[Tool], *, shared: bool = False) -> None:
-        self._session, self._is_shared, self._silent_calls = session, shared, 0
+        self._session = session
+        self._is_shared = shared
+        self._silent_calls = 0
         self._is_dead = False
         self.tools: Sequence[Mapping[str, Any]] = [_build_listing(tool) for tool in tools]
         """The tools as listed by MCP, with the server's own names."""

@@ -20,7 +20,7 @@ class Workdirs:
 
     def __init__(self) -> None:
         self._root: HeldFolder | None = None
-        self._users: dict[Path, int | None] = {}
+        self._user_of_folder: dict[Path, int | None] = {}
 
     def prepare_folder(self, episode: str) -> tuple[Path, int | None]:
         """Return (folder, user id) of an episode, and create the folder on first use.
@@ -30,15 +30,15 @@ class Workdirs:
         if self._root is None:
             self._root = HeldFolder("ajet-env-", mode=0o711)
         folder = self._root.path / (episode or "ahead")
-        if folder not in self._users:
-            uid = self._users[folder] = choose_uid()
+        if folder not in self._user_of_folder:
+            uid = self._user_of_folder[folder] = choose_uid()
             make_workdir(self._root.path, folder.name, uid)
-        return folder, self._users[folder]
+        return folder, self._user_of_folder[folder]
 
     def remove(self, episode: str) -> None:
         """Delete the working folder of an episode."""
         if self._root is not None:
-            self._users.pop(self._root.path / episode, None)
+            self._user_of_folder.pop(self._root.path / episode, None)
             remove_folder(self._root.path / episode)
 
     def close(self) -> None:

@@ -89,21 +89,24 @@ class Front:
             aliases: alternative server names accepted in headers, each with the real name.
             address: URL of exactly this process, if several processes serve the same address; else "".
         """
-        self.name, self.episodes, self.access, self.address = name, episodes, access, address
+        self.name = name
+        self.episodes = episodes
+        self.access = access
+        self.address = address
         self.aliases = aliases
         """Other names of servers, accepted in headers."""
-        self._reaping: asyncio.Task[None] | None = None
+        self._reap_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start the background task that ends idle episodes."""
-        self._reaping = asyncio.get_running_loop().create_task(self._reap_episodes())
+        self._reap_task = asyncio.get_running_loop().create_task(self._reap_episodes())
 
     async def close(self) -> None:
         """End all episodes once their running calls have finished."""
-        if self._reaping is not None:
-            self._reaping.cancel()
+        if self._reap_task is not None:
+            self._reap_task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._reaping
+                await self._reap_task
         await self.episodes.close()
 
     async def _reap_episodes(self) -> None:

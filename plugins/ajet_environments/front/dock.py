@@ -103,7 +103,10 @@ MODERN = "2026-07-28"
 HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 META = "io.modelcontextprotocol/"
 EPISODES, SEVERAL = "ajet/episodes", "ajet/several"
-PARSE, INVALID, NO_METHOD, PARAMS = -32700, -32600, -32601, -32602
+PARSE = -32700
+INVALID = -32600
+NO_METHOD = -32601
+PARAMS = -32602
 MISMATCH, UNSUPPORTED, ENVIRONMENT = -32020, -32022, -32050
 """The last is ajet's: a failure of the environment, not of the model; the episode or the call is lost."""
 _STATUS = {PARSE: 400, INVALID: 400, PARAMS: 400, MISMATCH: 400, UNSUPPORTED: 400, NO_METHOD: 404}
@@ -115,7 +118,9 @@ class JsonRpcError(AjetError):
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
-        self.code, self.message, self.data = code, message, data
+        self.code = code
+        self.message = message
+        self.data = data
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class FrontEpisodes:
         self._shown_tools, self.on_ended = tuple(tools), on_ended
         self.counts: Counter[str] = Counter()
         self._episodes: dict[str, FrontEpisode] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._background_tasks: set[asyncio.Task[None]] = set()
         self._tables: dict[tuple[tuple[str, ...], bool], dict[str, tuple[InstancePool, Json]]] = {}
 
     async def open(self) -> None:
@@ -155,8 +155,8 @@ class FrontEpisodes:
         """Stop creating episodes, wait for running calls, and end all servers."""
         self.is_draining = True
         await asyncio.gather(*(self.end(name) for name in list(self._episodes)))
-        while self._background:
-            await asyncio.gather(*self._background)
+        while self._background_tasks:
+            await asyncio.gather(*self._background_tasks)
         await asyncio.gather(*(server.close() for server in self.servers.values()))
 
     def check_servers(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -205,7 +205,7 @@ class FrontEpisodes:
             try:
                 return await instance.call(tool["name"], arguments)
             except BoundaryError as problem:
-                raise self._record_loss(episode, server, instance, problem) from problem
+                raise self._record_lost_instance(episode, server, instance, problem) from problem
         finally:
             episode.running -= 1
             episode.last_used = time.monotonic()
@@ -220,7 +220,7 @@ class FrontEpisodes:
             _require_open(episode)  # again: it waited
             instance = episode.instances.get(server.name)
             if instance is not None and not instance.is_alive:
-                raise self._record_loss(episode, server, instance, EnvironmentFailure("the server has ended"))
+                raise self._record_lost_instance(episode, server, instance, EnvironmentFailure("the server has ended"))
             if instance is None:
                 instance = await server.take(episode.name)
                 if episode.ended is not None:  # it was ended while it waited
@@ -229,7 +229,7 @@ class FrontEpisodes:
                 episode.instances[server.name] = instance
             return instance
 
-    def _record_loss(
+    def _record_lost_instance(
         self, episode: FrontEpisode, server: InstancePool, instance: McpInstance, problem: BoundaryError
     ) -> BoundaryError:
         """Mark the episode as lost if its exclusive instance died, and return the error to raise.
@@ -250,8 +250,8 @@ class FrontEpisodes:
     def _run_in_background(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine as a task that survives a disconnecting client. `close` awaits the task."""
         task = asyncio.get_running_loop().create_task(ending)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
         return task
 
     async def _release_instances(self, episode: FrontEpisode) -> None:

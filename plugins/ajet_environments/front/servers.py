@@ -52,7 +52,7 @@ class InstancePool:
     """Futures of waiting episodes; the result None permits a start."""
     used: int = 0
     starting: set[asyncio.Task[None]] = field(default_factory=set)
-    _background: set[asyncio.Future[None]] = field(default_factory=set)
+    _background_tasks: set[asyncio.Future[None]] = field(default_factory=set)
     is_closed: bool = False
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a shared instance starts, so that concurrent callers get the same instance."""
@@ -172,7 +172,7 @@ class InstancePool:
 
     def _count_room(self) -> int:
         """Return how many further instances `limit` allows."""
-        return self.limit - self.used - len(self.waiting) - len(self.starting) - len(self._background)
+        return self.limit - self.used - len(self.waiting) - len(self.starting) - len(self._background_tasks)
 
     async def close(self) -> None:
         """Close all unused instances, cancel running starts, and fail waiting episodes."""
@@ -182,7 +182,7 @@ class InstancePool:
                 turn.set_exception(self._make_ended_error())
         for task in self.starting:
             task.cancel()
-        await asyncio.gather(*self.starting, *self._background, return_exceptions=True)
+        await asyncio.gather(*self.starting, *self._background_tasks, return_exceptions=True)
         for instance in self.waiting:
             await _ignore_failures(instance.close())
         self.waiting.clear()
@@ -224,11 +224,11 @@ class InstancePool:
     def _close_in_background(self, closing: Awaitable[None]) -> None:
         """Close a dead instance in a task. Its slot is free once the task ends."""
         task = asyncio.ensure_future(closing)
-        self._background.add(task)
+        self._background_tasks.add(task)
         task.add_done_callback(self._finish_close)
 
     def _finish_close(self, task: asyncio.Future[None]) -> None:
-        self._background.discard(task)
+        self._background_tasks.discard(task)
         self._grant_turns()
         self._start_spares()
 

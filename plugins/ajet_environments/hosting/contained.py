@@ -33,7 +33,7 @@ from ajet_sandbox.engine import LABEL, find_engine, make_owner_label, pass_varia
 FOLDER = "/environment"
 """The description's folder inside the container, read-only."""
 PORT = 8000
-"""The port inside, if the container has its own network."""
+"""Port inside the container if it has its own network."""
 HOST = "host"
 """The name of the machine's own network."""
 

@@ -67,10 +67,10 @@ def render_kubernetes(description: EnvironmentDescription, *, image: str, count:
     if count > 1:
         sticky = {"sessionAffinity": "ClientIP"}
         manifests.append(_build_service(f"{name}-sessions", name, **sticky))
-    variables = "".join(f" \\\n#     --from-literal={each}=…" for each in _list_variables(description))
+    variables = "".join(f" \\\n#     --from-literal={variable}=…" for variable in _list_variables(description))
     several = _SEVERAL.format(address=name, port=PORT) if count > 1 else ""
     head = _HEAD.format(name=name, token=TOKEN, variables=variables, address=name, port=PORT, several=several)
-    return head + "---\n".join(dump_yaml(each) for each in manifests)
+    return head + "---\n".join(dump_yaml(manifest) for manifest in manifests)
 
 
 def compute_sizes(description: EnvironmentDescription) -> tuple[dict[str, str], dict[str, str]]:
@@ -158,9 +158,9 @@ def _read_files(file: Path) -> dict[str, str]:
     if tree.get("env_file"):
         text = dump_yaml({key: value for key, value in tree.items() if key != "env_file"})
     programs = [
-        each for each in sorted(file.parent.iterdir()) if each.is_file() and each.suffix in (".py", ".js", ".mjs")
+        path for path in sorted(file.parent.iterdir()) if path.is_file() and path.suffix in (".py", ".js", ".mjs")
     ]
-    mentioned = [each for each in programs if re.search(rf"(?<![\w.-]){re.escape(each.name)}(?![\w-])", text)]
+    mentioned = [program for program in programs if re.search(rf"(?<![\w.-]){re.escape(program.name)}(?![\w-])", text)]
     return {file.name: text, **{each.name: each.read_text(encoding="utf-8") for each in mentioned}}
 
 

@@ -179,14 +179,14 @@ def _prepare_servers(description: EnvironmentDescription) -> None:
         print_line(missing)
 
 
-def print_address(found: RunningEnvironment) -> None:
+def print_address(environment: RunningEnvironment) -> None:
     """Print the settings that connect a training run to the environment."""
-    address = choose_address(found.host)
-    url = f"http://{address}:{found.port}/mcp"
-    print(json.dumps({"ip": address, "port": found.port, "token": found.token}))
+    address = choose_address(environment.host)
+    url = f"http://{address}:{environment.port}/mcp"
+    print(json.dumps({"ip": address, "port": environment.port, "token": environment.token}))
     print(f"export MCP_SERVER_URL={url}")
-    if found.token:
-        print(f"export MCP_SERVER_TOKEN={found.token}")
+    if environment.token:
+        print(f"export MCP_SERVER_TOKEN={environment.token}")
     print("Start mcp server success.", flush=True)
 
 
@@ -220,18 +220,24 @@ def build_table() -> Group:
 
     table = Table("name", "address", "servers", "episodes", box=None)
     off: list[str] = []
-    for each in all_running():
+    for environment in all_running():
         try:
-            health = load_json(httpx.get(f"{each.near}/health", timeout=2.0).content)
+            health = load_json(httpx.get(f"{environment.near}/health", timeout=2.0).content)
         except (httpx.HTTPError, ValueError) as problem:
-            table.add_row(each.name, each.url, f"it does not answer: {type(problem).__name__}", "")
+            table.add_row(environment.name, environment.url, f"it does not answer: {type(problem).__name__}", "")
             continue
         servers_by_reason: dict[str, list[str]] = {}
         for name, state in health["servers"].items():
             servers_by_reason.setdefault(state.get("off", ""), []).append(name)
-        table.add_row(each.name, each.url, ", ".join(servers_by_reason.pop("", [])) or "none", str(health["episodes"]))
+        table.add_row(
+            environment.name,
+            environment.url,
+            ", ".join(servers_by_reason.pop("", [])) or "none",
+            str(health["episodes"]),
+        )
         off += [
-            f"{each.name}, not started: {', '.join(names)}: {reason}" for reason, names in servers_by_reason.items()
+            f"{environment.name}, not started: {', '.join(names)}: {reason}"
+            for reason, names in servers_by_reason.items()
         ]
     return Group(table, *(Text(line) for line in off))
 

@@ -147,17 +147,19 @@ class DrainingListener(Listener):
 
     def __init__(self, app: ASGIApp, episodes: FrontEpisodes, seconds: float) -> None:
         super().__init__(app)
-        self._episodes, self._seconds, self._until = episodes, seconds, 0.0
+        self._episodes = episodes
+        self._seconds = seconds
+        self._drain_end = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if sig == signal.SIGTERM and self._seconds and not self._until:
+        if sig == signal.SIGTERM and self._seconds and not self._drain_end:
             self._episodes.is_draining = True
-            self._until = time.monotonic() + self._seconds
+            self._drain_end = time.monotonic() + self._seconds
         else:
             super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
-        if self._until and (not len(self._episodes) or time.monotonic() > self._until):
+        if self._drain_end and (not len(self._episodes) or time.monotonic() > self._drain_end):
             self.should_exit = True
         return await super().on_tick(counter)
 

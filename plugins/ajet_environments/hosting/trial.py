@@ -95,7 +95,7 @@ class UsageMeter:
 
     def _list_processes(self) -> list[psutil.Process]:
         processes = psutil.Process().children(recursive=True)
-        for first in (each for program in self._programs for each in list_container_pids(program)):
+        for first in (pid for program in self._programs for pid in list_container_pids(program)):
             with suppress(psutil.NoSuchProcess):
                 processes += [psutil.Process(first), *psutil.Process(first).children(recursive=True)]
         return processes
@@ -139,6 +139,7 @@ def measure_machine() -> tuple[int, float]:
 async def _list_or_call(
     description: EnvironmentDescription, tool: str | None, arguments: Mapping[str, Any], workdirs: Workdirs
 ) -> None:
+    """List the tools of all servers, or call the tool `tool` on the server that has it."""
     tool_names: list[str] = []
     meter = _make_meter(description)
     for part in description.parts:
@@ -171,10 +172,10 @@ async def _list_or_call(
 
 
 def _print_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    for each in tools:
-        parameters = ", ".join(each["inputSchema"].get("properties", {}))
-        first = each["description"].strip().splitlines()
-        print_line(f"  {each['name']}({parameters})  {first[0] if first else ''}")
+    for tool in tools:
+        parameters = ", ".join(tool["inputSchema"].get("properties", {}))
+        first = tool["description"].strip().splitlines()
+        print_line(f"  {tool['name']}({parameters})  {first[0] if first else ''}")
 
 
 async def _print_call(
@@ -222,6 +223,7 @@ def _make_meter(description: EnvironmentDescription) -> UsageMeter:
 
 
 def _build_plan(description: EnvironmentDescription, measured: list[ServerMeasurement], episodes: int) -> Table:
+    """Return a table of the processes, memory and CPU time that `episodes` concurrent episodes need."""
     heads = ("server", "per", "start", "memory", f"of {episodes} episodes")
     table = Table(*heads, box=None, caption=ON_A_MAC, caption_justify="left")
     memory = cpu = declared_cores = declared_memory = 0.0
@@ -259,13 +261,18 @@ def _build_plan(description: EnvironmentDescription, measured: list[ServerMeasur
     return table
 
 
-def _describe_excess(each: ServerMeasurement) -> str:
+def _describe_excess(measurement: ServerMeasurement) -> str:
     """Return a note if the server uses more memory after its start than `resources` states."""
-    memory_limit = each.part.resources.memory
-    return f", more than its {memory_limit}" if each.start is not None and 0 < memory_limit < each.start.memory else ""
+    memory_limit = measurement.part.resources.memory
+    return (
+        f", more than its {memory_limit}"
+        if measurement.start is not None and 0 < memory_limit < measurement.start.memory
+        else ""
+    )
 
 
 def _find_description(named: str) -> EnvironmentDescription:
+    """Return the description of a running environment or, if none runs under the name, of the environment's file."""
     environment = running(named)
     return read_description(Path(environment.file) if environment is not None else find_environment_file(named))
 

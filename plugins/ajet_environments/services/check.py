@@ -57,7 +57,10 @@ class ServiceCheck:
     """Runs the requests of one episode and collects those that fail."""
 
     def __init__(self, service: EnvService, split: str, actions: Sequence[str], steps: int) -> None:
-        self._service, self._split, self._actions, self._steps = service, split, actions, steps
+        self._service = service
+        self._split = split
+        self._actions = actions
+        self._steps = steps
         self._missing: list[str] = []
         self._is_broken = False
 

@@ -162,7 +162,9 @@ class OwnWorld:
         Args:
             count: number of training tasks if the class lists none.
         """
-        self._factory, self.name, self._count = factory, name, count
+        self._factory = factory
+        self.name = name
+        self._task_count = count
 
     def tasks(self, split: str) -> Sequence[str]:
         own_tasks = getattr(self._factory, "tasks", None)
@@ -173,7 +175,7 @@ class OwnWorld:
             if split not in own_tasks:
                 raise ValueError(f"there is no split {split!r}; the splits are {', '.join(map(repr, own_tasks))}")
             return [str(each) for each in own_tasks[split]]
-        return list_seeds(self._count, split) if own_tasks is None else [str(each) for each in own_tasks]
+        return list_seeds(self._task_count, split) if own_tasks is None else [str(task) for task in own_tasks]
 
     def instance(self) -> OwnInstance:
         return OwnInstance(self._factory())
@@ -181,39 +183,39 @@ class OwnWorld:
 
 class OwnInstance:
     def __init__(self, own: Any) -> None:
-        self._own = own
-        self._total = 0.0
+        self._environment = own
+        self._reward_sum = 0.0
 
     async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
-        opening = await call_world(self._own.create, task_id, params)
+        opening = await call_world(self._environment.create, task_id, params)
         if isinstance(opening, tuple) and len(opening) == 2 and isinstance(opening[1], Mapping):
             return InitialState(to_messages(opening[0]), dict(opening[1]))
         return InitialState(to_messages(opening), {})
 
     async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
-        outcome = await call_world(self._own.step, read_text(action), params)
-        if not isinstance(outcome, (tuple, Mapping)) and not hasattr(self._own, "evaluate"):
+        outcome = await call_world(self._environment.step, read_text(action), params)
+        if not isinstance(outcome, (tuple, Mapping)) and not hasattr(self._environment, "evaluate"):
             raise TypeError(
                 f"step() returned {outcome!r:.100}, expected (observation, reward, done), or add evaluate()"
             )
         observation, reward, is_terminated, info = _parse_step(outcome)
         number = parse_reward(reward, "the reward of step()")
-        self._total += number
+        self._reward_sum += number
         return StepResult(to_messages(observation), number, is_terminated, info)
 
     async def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
         """Return the score of the user's class, or the sum of its rewards without `evaluate()`."""
-        if not hasattr(self._own, "evaluate"):
-            return self._total
-        return parse_reward(await call_world(self._own.evaluate, params), "the score of evaluate()")
+        if not hasattr(self._environment, "evaluate"):
+            return self._reward_sum
+        return parse_reward(await call_world(self._environment.evaluate, params), "the score of evaluate()")
 
     async def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
-        return await call_world(self._own.get_info, params) if hasattr(self._own, "get_info") else {}
+        return await call_world(self._environment.get_info, params) if hasattr(self._environment, "get_info") else {}
 
     async def release(self) -> None:
         for name in ("release", "close"):
-            if hasattr(self._own, name):
-                await call_world(getattr(self._own, name))
+            if hasattr(self._environment, name):
+                await call_world(getattr(self._environment, name))
                 return
 
 
@@ -296,17 +298,17 @@ async def call_world(function: Callable[..., Any], *arguments: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-def _count_arguments(function: Callable[..., Any], most: int) -> int:
+def _count_arguments(function: Callable[..., Any], limit: int) -> int:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a function written in C may have no signature
-        return most
-    for count in range(most, -1, -1):
+        return limit
+    for count in range(limit, -1, -1):
         try:
             signature.bind(*range(count))
         except TypeError:
             continue
         return count
     raise TypeError(
-        f"the signature of {function!r} is {signature}, but ajet calls it with at most {most} positional arguments"
+        f"the signature of {function!r} is {signature}, but ajet calls it with at most {limit} positional arguments"
     )

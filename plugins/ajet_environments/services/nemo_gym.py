@@ -57,7 +57,7 @@ class NemoGymInstance:
         self._row: Mapping[str, Any] = {}
         self._schemas: dict[str, Mapping[str, Any]] = {}
         self._output: list[dict[str, Any]] = []
-        self._verified: Mapping[str, Any] | None = None
+        self._verify_reply: Mapping[str, Any] | None = None
         """The reply of /verify for the attempt so far."""
         self._is_over = False
 
@@ -82,7 +82,7 @@ class NemoGymInstance:
         """
         if self._is_over:
             return StepResult(to_messages(OVER), 0.0, True, {})
-        self._verified = None
+        self._verify_reply = None
         calls = action.get("tool_calls")
         text = read_text(action) if action.get("content") else ""
         if text or not calls:
@@ -141,7 +141,7 @@ class NemoGymInstance:
         return body, status < 400
 
     async def _verify_response(self) -> Mapping[str, Any]:
-        if self._verified is None:
+        if self._verify_reply is None:
             status, body = await self._post_json("verify", {**self._row, "response": self._build_response()})
             try:
                 answer = load_json(body) if status < 400 else None
@@ -154,8 +154,8 @@ class NemoGymInstance:
             if masked or (masked is None and answer.get("failure_reason")):
                 reason = answer.get("failure_reason") or answer.get("failure_kind") or "it does not say why"
                 raise WorldServerError(f"the server reports that its reward is not valid: {reason}")
-            self._verified = answer
-        return self._verified
+            self._verify_reply = answer
+        return self._verify_reply
 
     def _build_response(self) -> dict[str, Any]:
         """Return the episode so far in the form of OpenAI's Responses API, as `/verify` expects it."""
@@ -180,10 +180,10 @@ class NemoGymInstance:
         functions = [
             {name: tool[name] for name in fields if tool.get(name)} for tool in _list_functions(self._row[ROW])
         ]
-        return [{"type": "function", "function": each} for each in functions]
+        return [{"type": "function", "function": function} for function in functions]
 
     async def _post_json(self, path: str, body: Mapping[str, Any]) -> tuple[int, str]:
-        assert self._session is not None, "created first"
+        assert self._session is not None, "`create` is called before any other method"
         try:
             async with self._session.post(f"{self._url}/{path}", json=body, allow_redirects=False) as answer:
                 raw = bytearray()
@@ -210,7 +210,9 @@ def _build_state(request: Mapping[str, Any]) -> list[Message]:
     messages = [{"role": "user", "content": request_input}] if isinstance(request_input, str) else list(request_input)
     if request.get("instructions"):
         messages.insert(0, {"role": "system", "content": request["instructions"]})
-    state = [{"role": each.get("role", "user"), "content": _join_text(each.get("content"))} for each in messages]
+    state = [
+        {"role": message.get("role", "user"), "content": _join_text(message.get("content"))} for message in messages
+    ]
     return [{**each, "role": "system"} if each["role"] == "developer" else each for each in state]
 
 

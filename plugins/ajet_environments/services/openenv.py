@@ -51,11 +51,11 @@ class OpenEnvWorld:
     """
 
     def __init__(self, url: str, count: int) -> None:
-        self.url, self._count = url, count
+        self.url, self._task_count = url, count
         self.name = f"OpenEnv at {url}"
 
     def tasks(self, split: str) -> Sequence[str]:
-        return list_seeds(self._count, split)
+        return list_seeds(self._task_count, split)
 
     def instance(self) -> OpenEnvInstance:
         return OpenEnvInstance(self.url)
@@ -67,7 +67,7 @@ class OpenEnvInstance:
         self._session: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._schema: Mapping[str, Any] = {}
-        self._total = 0.0
+        self._reward_sum = 0.0
         self._is_over = False
 
     async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
@@ -108,11 +108,11 @@ class OpenEnvInstance:
             problems = "; ".join(str(each.get("msg", each)) for each in data.get("errors") or [])
             return StepResult(to_messages(f"That was no action: {problems}."), 0.0, False, {"invalid_action": True})
         observation, reward, self._is_over = _parse_observation(answer)
-        self._total += reward
+        self._reward_sum += reward
         return StepResult(to_messages(observation), reward, self._is_over, {})
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
-        return self._total
+        return self._reward_sum
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
         """Return the action's JSON schema, also as a tool definition."""
@@ -147,7 +147,7 @@ class OpenEnvInstance:
         return action
 
     async def _exchange_message(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._socket is not None, "created first"
+        assert self._socket is not None, "`create` is called before any other method"
         try:
             await self._socket.send_json({"type": kind, "data": data})
             came = await self._socket.receive(ANSWER_S)

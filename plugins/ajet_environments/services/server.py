@@ -59,13 +59,13 @@ class _HostedInstance:
     name: str
     task_id: str
     instance: WorldInstance | None = None
-    """None while it is being made."""
+    """The environment instance, or None while it is being created."""
     opened: InitialState | None = None
     failure: str = ""
     last_used: float = field(default_factory=time.monotonic)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     making: asyncio.Task[None] | None = None
-    """Ends when the instance is made, or failed."""
+    """Task that creates the instance."""
 
     @property
     def is_busy(self) -> bool:
@@ -84,23 +84,25 @@ class WorldServer:
         self, world: World, *, instances: int = INSTANCES, idle_s: float = IDLE_S, token: str | None = None
     ) -> None:
         self.world = world
-        self._capacity, self.idle_s, self._token = instances, idle_s, token
+        self._max_instances = instances
+        self.idle_s = idle_s
+        self._token = token
         self.hosted: dict[str, _HostedInstance] = {}
         """Instances by name, open for requests."""
-        self._living: set[_HostedInstance] = set()
+        self._live_instances: set[_HostedInstance] = set()
         """Instances with a slot: from before their making until after their release."""
         self._slots = asyncio.Semaphore(instances)
         self._hosts: frozenset[str] | None = None
         """Accepted Host headers; None: any."""
-        self._making: set[asyncio.Task[None]] = set()
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._making_tasks: set[asyncio.Task[None]] = set()
+        self._release_tasks: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
 
     @property
     def instances(self) -> int:
         """Return the number of instances, including those being created or released."""
-        return len(self._living)
+        return len(self._live_instances)
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port. Raises OSError if the port is in use."""
@@ -120,7 +122,7 @@ class WorldServer:
         if self._runner is not None:
             await self._runner.cleanup()
         released = [asyncio.ensure_future(self.answer_release(instance)) for instance in list(self.hosted.values())]
-        if ending := {*released, *self._making, *self._leaving}:
+        if ending := {*released, *self._making_tasks, *self._release_tasks}:
             await asyncio.wait(ending, timeout=2 * CLOSE_S)
 
     def _build_app(self) -> web.Application:
@@ -161,7 +163,12 @@ class WorldServer:
 
     async def answer_health(self, request: web.Request) -> web.Response:
         return web.json_response(
-            {"status": "ok", "environment": self.world.name, "instances": self.instances, "capacity": self._capacity}
+            {
+                "status": "ok",
+                "environment": self.world.name,
+                "instances": self.instances,
+                "capacity": self._max_instances,
+            }
         )
 
     def _make_handler(
@@ -202,30 +209,30 @@ class WorldServer:
         )
         hosted = self.hosted.get(name)
         if hosted is None:
-            if len(self.hosted) >= self._capacity:
+            if len(self.hosted) >= self._max_instances:
                 idle = time.monotonic() - min(each.last_used for each in self.hosted.values())
                 raise RequestRefusedError(
                     503,
-                    f"all {self._capacity} instances are in use; the one that is idle longest was used "
+                    f"all {self._max_instances} instances are in use; the one that is idle longest was used "
                     f"{idle:.0f} s ago",
                 )
             hosted = self.hosted[name] = _HostedInstance(name, task_id)
             hosted.making = asyncio.create_task(self._make_instance(hosted, params))
-            self._making.add(hosted.making)
-            hosted.making.add_done_callback(self._making.discard)
+            self._making_tasks.add(hosted.making)
+            hosted.making.add_done_callback(self._making_tasks.discard)
         elif hosted.task_id != task_id:
             raise RequestRefusedError(409, f"the instance runs task {hosted.task_id!r} already")
         assert hosted.making is not None
         # Shielded: the creating task continues if this client disconnects, and a repeated request gets its result.
         await asyncio.shield(hosted.making)
         initial_state = hosted.opened
-        assert initial_state is not None, "it was made"
+        assert initial_state is not None, "the task that creates the instance has ended without an error"
         hosted.last_used = time.monotonic()
         info = {"instance_id": name, "task_id": task_id, **initial_state.info}
         data = {"state": initial_state.state, "reward": 0.0, "is_terminated": False, "info": info}
         return {"success": True, "data": data}
 
-    async def _make_instance(self, held: _HostedInstance, params: dict[str, Any]) -> None:
+    async def _make_instance(self, hosted: _HostedInstance, params: dict[str, Any]) -> None:
         """Create the instance in a slot, and reset it to its task.
 
         Raises:
@@ -233,27 +240,27 @@ class WorldServer:
             Exception: any error of the environment.
         """
         try:
-            await self._acquire_slot(held)
-            held.instance = await call_world(self.world.instance)
-            if not held.failure:
-                held.opened = await call_world(held.instance.create, held.task_id, params)
-            if held.failure:
-                raise RequestRefusedError(410, f"the instance could not be created: {held.failure}")
+            await self._acquire_slot(hosted)
+            hosted.instance = await call_world(self.world.instance)
+            if not hosted.failure:
+                hosted.opened = await call_world(hosted.instance.create, hosted.task_id, params)
+            if hosted.failure:
+                raise RequestRefusedError(410, f"the instance could not be created: {hosted.failure}")
         except BaseException:
-            if self.hosted.get(held.name) is held:
-                del self.hosted[held.name]
-            await self._end_instance(held)
+            if self.hosted.get(hosted.name) is hosted:
+                del self.hosted[hosted.name]
+            await self._end_instance(hosted)
             raise
 
-    async def _acquire_slot(self, held: _HostedInstance) -> None:
+    async def _acquire_slot(self, hosted: _HostedInstance) -> None:
         """Wait for one of the `instances` slots. Raises RequestRefusedError if none becomes free in time."""
         try:
             await asyncio.wait_for(self._slots.acquire(), SLOT_S)
         except TimeoutError:
-            raise RequestRefusedError(503, f"all {self._capacity} instances are in use or being closed") from None
-        self._living.add(held)
-        if held.failure:
-            raise RequestRefusedError(410, f"the instance could not be created: {held.failure}")
+            raise RequestRefusedError(503, f"all {self._max_instances} instances are in use or being closed") from None
+        self._live_instances.add(hosted)
+        if hosted.failure:
+            raise RequestRefusedError(410, f"the instance could not be created: {hosted.failure}")
 
     async def answer_step(self, request: Mapping[str, Any]) -> Any:
         action = request.get("messages")
@@ -293,28 +300,28 @@ class WorldServer:
         await self._end_when_made(hosted)
         return {"success": True, "data": None}
 
-    async def _end_when_made(self, held: _HostedInstance) -> None:
-        held.failure = held.failure or "it was released"
-        if held.making is not None and held.making.done():
-            ending = asyncio.create_task(self._end_instance(held))
-            self._leaving.add(ending)
-            ending.add_done_callback(self._leaving.discard)
+    async def _end_when_made(self, hosted: _HostedInstance) -> None:
+        hosted.failure = hosted.failure or "it was released"
+        if hosted.making is not None and hosted.making.done():
+            ending = asyncio.create_task(self._end_instance(hosted))
+            self._release_tasks.add(ending)
+            ending.add_done_callback(self._release_tasks.discard)
             await asyncio.shield(ending)  # the client may disconnect before the release has finished
 
-    async def _end_instance(self, held: _HostedInstance) -> None:
+    async def _end_instance(self, hosted: _HostedInstance) -> None:
         """Release the environment of an instance and free its slot, even if the environment's code fails."""
         try:
-            if held.instance is not None:
+            if hosted.instance is not None:
                 with suppress(asyncio.TimeoutError):  # the instance's current call may hang
-                    await asyncio.wait_for(held.lock.acquire(), CLOSE_S)
-                await asyncio.wait_for(call_world(held.instance.release), CLOSE_S)
+                    await asyncio.wait_for(hosted.lock.acquire(), CLOSE_S)
+                await asyncio.wait_for(call_world(hosted.instance.release), CLOSE_S)
         except Exception as problem:  # noqa: BLE001 - the world's code may fail; its slot is freed anyway
             print(
                 f"{self.world.name}: an instance could not be closed: {type(problem).__name__}: {problem}", flush=True
             )
         finally:
-            if held in self._living:
-                self._living.remove(held)
+            if hosted in self._live_instances:
+                self._live_instances.remove(hosted)
                 self._slots.release()
 
     def _find_ready(self, request: Mapping[str, Any]) -> tuple[_HostedInstance, WorldInstance]:
@@ -330,18 +337,18 @@ class WorldServer:
             raise RequestRefusedError(409, "the instance is busy with an earlier request")
         return hosted, hosted.instance
 
-    async def _run_method(self, held: _HostedInstance, function: Callable[..., Any], *arguments: Any) -> Any:
-        async with held.lock:
-            held.last_used = time.monotonic()
+    async def _run_method(self, hosted: _HostedInstance, function: Callable[..., Any], *arguments: Any) -> Any:
+        async with hosted.lock:
+            hosted.last_used = time.monotonic()
             try:
                 return await call_world(function, *arguments)
             except BaseException as problem:
                 # A failed step leaves an unknown state, so the instance accepts no further request.
                 if function.__name__ == "step":
-                    held.failure = f"{type(problem).__name__}: {problem}"
+                    hosted.failure = f"{type(problem).__name__}: {problem}"
                 raise
             finally:
-                held.last_used = time.monotonic()
+                hosted.last_used = time.monotonic()
 
     async def _reap_idle(self) -> None:
         while True:

@@ -101,12 +101,12 @@ class LocalWorldService:
             self._loop.close()
 
 
-def serve_locally(used: str, base: Path) -> ChosenEnvironment:
+def serve_locally(environment_use: str, base: Path) -> ChosenEnvironment:
     """Start a private server for the environment class named by `environment.use`. Raises UserError.
 
     Args:
-        used: value of `environment.use`.
+        environment_use: value of `environment.use`.
         base: folder for relative paths.
     """
-    local = LocalWorldService(open_world(used, base=base))
+    local = LocalWorldService(open_world(environment_use, base=base))
     return ChosenEnvironment(local.service, leave=local.close)

@@ -70,7 +70,7 @@ def open_world(source: str, *, base: Path, tasks: int = TASKS, data: Path | None
         )
     if kind in PACKAGES:
         return _open_package_world(kind, rest, tasks, data)
-    target = resolve_reference(source, base=base, what="the environment")
+    target = resolve_reference(source, base=base, key="the environment")
     name = getattr(target, "__name__", source)
     if not isinstance(target, type):
         if not callable(target):
@@ -112,11 +112,13 @@ def _open_package_world(kind: str, rest: str, tasks: int, data: Path | None) -> 
     return GymnasiumWorld(made, name, tasks)
 
 
-def _choose_world(make: Callable[..., Any], like: Any, name: str, source: str, tasks: int, data: Path | None) -> World:
+def _choose_world(
+    make_env: Callable[..., Any], like: Any, name: str, source: str, tasks: int, data: Path | None
+) -> World:
     """Choose the adapter of a user's class by the methods it has.
 
     Args:
-        make: creates an instance.
+        make_env: creates an instance.
         like: the class or an instance, searched for methods.
     """
 
@@ -124,16 +126,16 @@ def _choose_world(make: Callable[..., Any], like: Any, name: str, source: str, t
         return all(callable(getattr(like, each, None)) for each in names)
 
     if has("create", "step"):
-        return OwnWorld(make, name, tasks)
+        return OwnWorld(make_env, name, tasks)
     if has("get_init_state", "step", "get_query_list"):
-        return AgentJetWorld(make, name)
+        return AgentJetWorld(make_env, name)
     if has("reset", "get_observation", "step"):
-        return TextArenaWorld(make, name, tasks)
+        return TextArenaWorld(make_env, name, tasks)
     if has("reset", "step"):
-        _require_gymnasium(make, like, name, source)
-        return GymnasiumWorld(make, name, tasks)
+        _require_gymnasium(make_env, like, name, source)
+        return GymnasiumWorld(make_env, name, tasks)
     if has("init", "step"):
-        return SkyRLWorld(lambda row: make(dict(row)), name, _read_rows(data, name))
+        return SkyRLWorld(lambda row: make_env(dict(row)), name, _read_rows(data, name))
     raise ConfigError(
         f"{source} is not an environment: it has no `create` and `step`.",
         where=source,
@@ -144,11 +146,11 @@ def _choose_world(make: Callable[..., Any], like: Any, name: str, source: str, t
     )
 
 
-def _require_gymnasium(make: Callable[..., Any], like: Any, name: str, source: str) -> None:
+def _require_gymnasium(make_env: Callable[..., Any], like: Any, name: str, source: str) -> None:
     """Raise ConfigError if a class with `reset` and `step` lacks gymnasium's other attributes."""
     lacks = [each for each in GYMNASIUM if not hasattr(like, each)]
-    instance = _try_making(make, name) if lacks and isinstance(like, type) else like
-    if lacks := [each for each in lacks if not hasattr(instance, each)]:
+    instance = _try_making(make_env, name) if lacks and isinstance(like, type) else like
+    if lacks := [method for method in lacks if not hasattr(instance, method)]:
         has = ", ".join(each for each in GYMNASIUM if each not in lacks)
         raise ConfigError(
             f"{name} lacks attributes of a gymnasium environment: {', '.join(lacks)}.",
@@ -160,10 +162,10 @@ def _require_gymnasium(make: Callable[..., Any], like: Any, name: str, source: s
         )
 
 
-def _try_making(make: Callable[[], Any], name: str) -> Any:
+def _try_making(make_env: Callable[[], Any], name: str) -> Any:
     """Create one instance and return it, so that a wrong name or setting is reported before any port is opened."""
     try:
-        return _close_trial(make())
+        return _close_trial(make_env())
     except Exception as problem:
         raise UserError(
             f"{name} cannot be created: {type(problem).__name__}: {problem}".splitlines()[0],
@@ -236,21 +238,23 @@ _LONGEST_DOC = 1500
 class GymnasiumWorld:
     """Adapts an environment of gymnasium. Tasks are seeds, and its text rendering is the observation if it has one."""
 
-    def __init__(self, make: Callable[[], Any], name: str, count: int) -> None:
-        self._make, self.name, self._count = make, name, count
+    def __init__(self, make_env: Callable[[], Any], name: str, count: int) -> None:
+        self._make_env = make_env
+        self.name = name
+        self._task_count = count
 
     def tasks(self, split: str) -> Sequence[str]:
-        return list_seeds(self._count, split)
+        return list_seeds(self._task_count, split)
 
     def instance(self) -> GymnasiumInstance:
-        return GymnasiumInstance(self._make())
+        return GymnasiumInstance(self._make_env())
 
 
 class GymnasiumInstance:
     def __init__(self, env: Any) -> None:
         self._env = env
-        self._space = env.action_space
-        self._total = 0.0
+        self._action_space = env.action_space
+        self._reward_sum = 0.0
         self._is_over = False
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
@@ -278,7 +282,7 @@ class GymnasiumInstance:
             )
         observation, reward, is_terminated, is_truncated, _ = self._env.step(parsed_action)
         number = parse_reward(reward, "the reward")
-        self._total += number
+        self._reward_sum += number
         self._is_over = bool(is_terminated or is_truncated)
         return StepResult(
             to_messages(self._render_observation(observation)), number, self._is_over, {"truncated": bool(is_truncated)}
@@ -286,10 +290,10 @@ class GymnasiumInstance:
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
         """Return the sum of the rewards."""
-        return self._total
+        return self._reward_sum
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
-        return {"action_space": str(self._space), "observation_space": str(self._env.observation_space)}
+        return {"action_space": str(self._action_space), "observation_space": str(self._env.observation_space)}
 
     def release(self) -> None:
         self._env.close()
@@ -307,11 +311,11 @@ class GymnasiumInstance:
         return "\n".join(lines)[:_LONGEST_DOC]
 
     def _describe_action(self) -> str:
-        size, start = getattr(self._space, "n", None), int(getattr(self._space, "start", 0))
+        size, start = getattr(self._action_space, "n", None), int(getattr(self._action_space, "start", 0))
         if size is not None:
             return f"End your answer with \\boxed{{N}}, where N is an action from {start} to {start + int(size) - 1}."
-        if getattr(self._space, "shape", None):
-            return f"End your answer with \\boxed{{[…]}}, a JSON list of numbers: {self._space}."
+        if getattr(self._action_space, "shape", None):
+            return f"End your answer with \\boxed{{[…]}}, a JSON list of numbers: {self._action_space}."
         return "End your answer with \\boxed{…}, your action."
 
     def _parse_action(self, text: str) -> Any:
@@ -321,14 +325,14 @@ class GymnasiumInstance:
         """
         boxes = [first or second for first, second in _BOXED.findall(text)]
         answer = boxes[-1] if boxes else text.strip()
-        if hasattr(self._space, "n"):
+        if hasattr(self._action_space, "n"):
             numbers = _NUMBER.findall(answer)
             action: Any = int(numbers[-1]) if numbers else None
-        elif getattr(self._space, "shape", None):
-            action = _parse_array(answer, self._space)
+        elif getattr(self._action_space, "shape", None):
+            action = _parse_array(answer, self._action_space)
         else:
             action = answer
-        return action if action is not None and self._space.contains(action) else None
+        return action if action is not None and self._action_space.contains(action) else None
 
 
 def _parse_array(text: str, space: Any) -> Any:
@@ -343,14 +347,16 @@ def _parse_array(text: str, space: Any) -> Any:
 class TextArenaWorld:
     """Adapts single-player games of TextArena. Tasks are seeds."""
 
-    def __init__(self, make: Callable[[], Any], name: str, count: int) -> None:
-        self._make, self.name, self._count = make, name, count
+    def __init__(self, make_env: Callable[[], Any], name: str, count: int) -> None:
+        self._make_env = make_env
+        self.name = name
+        self._task_count = count
 
     def tasks(self, split: str) -> Sequence[str]:
-        return list_seeds(self._count, split)
+        return list_seeds(self._task_count, split)
 
     def instance(self) -> TextArenaInstance:
-        return TextArenaInstance(self._make())
+        return TextArenaInstance(self._make_env())
 
 
 class TextArenaInstance:
@@ -398,43 +404,45 @@ class SkyRLWorld:
     """
 
     def __init__(
-        self, make: Callable[[Mapping[str, Any]], Any], name: str, rows: Mapping[str, Mapping[str, Any]]
+        self, make_env: Callable[[Mapping[str, Any]], Any], name: str, rows: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        self._make, self.name, self._rows = make, name, rows
+        self._make_env = make_env
+        self.name = name
+        self._rows = rows
 
     def tasks(self, split: str) -> Sequence[str]:
         """Return the rows of the split; rows without `split` belong to every split."""
         return [name for name, row in self._rows.items() if row.get("split", split) == split]
 
     def instance(self) -> SkyRLInstance:
-        return SkyRLInstance(self._make, self._rows)
+        return SkyRLInstance(self._make_env, self._rows)
 
 
 class SkyRLInstance:
-    def __init__(self, make: Callable[[Mapping[str, Any]], Any], rows: Mapping[str, Mapping[str, Any]]) -> None:
-        self._make, self._rows = make, rows
+    def __init__(self, make_env: Callable[[Mapping[str, Any]], Any], rows: Mapping[str, Mapping[str, Any]]) -> None:
+        self._make_env, self._rows = make_env, rows
         self._env: Any = None
-        self._total = 0.0
+        self._reward_sum = 0.0
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
         row = self._rows.get(task_id)
         if row is None:
             raise ValueError(f"there is no task {task_id!r}")
-        self._env = self._make(row)
+        self._env = self._make_env(row)
         state, info = self._env.init(to_messages(row.get("prompt", "")))
         return InitialState(to_messages(state), dict(info or {}))
 
     def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
         outcome = self._env.step(read_text(action))
         number = parse_reward(outcome["reward"], "the reward")
-        self._total += number
+        self._reward_sum += number
         return StepResult(
             to_messages(outcome["observations"]), number, bool(outcome["done"]), dict(outcome.get("metadata") or {})
         )
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
         """Return the sum of the rewards."""
-        return self._total
+        return self._reward_sum
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
         return {}

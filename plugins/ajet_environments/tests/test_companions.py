@@ -398,7 +398,7 @@ def test_one_that_is_started_in_a_busy_run_is_looked_after(tmp_path: Path) -> No
 def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
     lake = RunningCompanion("lake", Companion(command="x"), tmp_path, log := tmp_path / "lake.log")
     log.write_text("x" * (1 << 17) + "\nthe last\n\n")
-    lake._ended = {"code": 3}
+    lake._end_report = {"code": 3}
     assert lake.describe_exit() == " with code 3 (the last)" and len(lake.last_lines()[0]) < 1 << 16
 
 

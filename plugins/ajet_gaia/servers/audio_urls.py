@@ -1,4 +1,4 @@
-"""Transcripts of recordings, several per call."""
+"""Tool server that transcribes several recordings per call."""
 
 from __future__ import annotations
 

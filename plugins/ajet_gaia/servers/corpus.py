@@ -59,10 +59,14 @@ class Corpus:
         quoted = [f'"{word}"' for word in query_words]
         documents: list[FoundDocument] = []
         for joined in (" ".join(quoted), " OR ".join(quoted)):
-            documents += [each for each in self._match_documents(joined, limit, words) if each not in documents]
+            documents += [
+                document for document in self._match_documents(joined, limit, words) if document not in documents
+            ]
             if len(documents) >= limit or len(quoted) == 1:
                 break
-        return list({each.title + each.url: each for each in reversed(documents)}.values())[::-1][:limit]
+        return list({document.title + document.url: document for document in reversed(documents)}.values())[::-1][
+            :limit
+        ]
 
     def text(self, title: str) -> tuple[str, str, str]:
         """Return title, address and text of a document by title or address, else the best match for its words."""

@@ -1,6 +1,6 @@
-"""Search in a local corpus.
+"""Tool server that searches a local corpus (`Corpus`) and reads its documents.
 
-Invariants: those of `Corpus`. Answers are short enough for a small model's context.
+Answers are short enough for a small model's context.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CorpusSearch(ToolServer):
     ) -> str:
         """Find documents by their words."""
         documents = self._require_corpus().search(query, limit, words)
-        return "\n".join(f"{each.title}: {each.snippet}" for each in documents) or "[nothing found]"
+        return "\n".join(f"{document.title}: {document.snippet}" for document in documents) or "[nothing found]"
 
     def open_document(
         self,

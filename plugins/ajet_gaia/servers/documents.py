@@ -60,16 +60,18 @@ class BoundedFile(io.RawIOBase):
     """A file limited to its first bytes; `cut` is True if more bytes follow."""
 
     def __init__(self, file: BinaryIO, limit: int) -> None:
-        self._file, self._left, self.cut = file, limit, False
+        self._file = file
+        self._bytes_left = limit
+        self.cut = False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._file.read(min(len(buffer), self._left))
-        if not data and self._left == 0:
+        data = self._file.read(min(len(buffer), self._bytes_left))
+        if not data and self._bytes_left == 0:
             self.cut = bool(self._file.read(1))
-        self._left -= len(data)
+        self._bytes_left -= len(data)
         buffer[: len(data)] = data
         return len(data)
 

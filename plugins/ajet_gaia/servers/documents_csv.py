@@ -75,14 +75,14 @@ class CsvDocuments(ToolServer):
 tools = CsvDocuments.tools
 
 
-def _read_rows(text: io.TextIOWrapper, delimiter: str, most: int) -> tuple[list[list[str]], bool]:
+def _read_rows(text: io.TextIOWrapper, delimiter: str, limit: int) -> tuple[list[list[str]], bool]:
     if len(delimiter) != 1:
         raise ToolError("a delimiter is one character")
     csv.field_size_limit(MAX_CELL)
     rows: list[list[str]] = []
     try:
         for row in csv.reader(_read_lines(text), delimiter=delimiter):
-            if len(rows) > most:
+            if len(rows) > limit:
                 return rows, True
             rows.append(row)
     except csv.Error as error:

@@ -1,6 +1,7 @@
-"""Downloads files into the working folder.
+"""Tool server `download`: saves a web file into the working folder.
 
-Invariants: those of `web`. A download is written completely or not at all.
+Every request goes through `web`, which limits bytes and seconds and refuses private addresses. A
+download is written completely or not at all.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ class Excel(WorkbookServer):
 
         borders = box(data_range)
         with self._change_sheet(filepath, sheet_name) as sheet:
-            name = table_name or f"Table{sum(len(each.tables) for each in sheet.parent.worksheets) + 1}"
+            name = table_name or f"Table{sum(len(worksheet.tables) for worksheet in sheet.parent.worksheets) + 1}"
             table = Table(displayName=name, ref=coordinates(borders))
             table.tableStyleInfo = TableStyleInfo(name=table_style, showRowStripes=True)
             sheet.add_table(table)

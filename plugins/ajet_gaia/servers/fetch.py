@@ -1,6 +1,6 @@
-"""Fetches an address, in pieces.
+"""Tool server `fetch`: returns the text of a web page, in pieces that fit a model's context.
 
-Invariants: those of `web`: bounded, and public addresses only.
+Every request goes through `web`, which limits bytes and seconds and refuses private addresses.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Files(ToolServer):
 
     def create_directory(self, path: DirectoryPath) -> str:
         """Make a directory, with those above it."""
-        with self.folder.directory(path, write=True, make=True):
+        with self.folder.directory(path, write=True, create=True):
             return f"{path} is there"
 
     def list_directory(self, path: DirectoryPath) -> str:

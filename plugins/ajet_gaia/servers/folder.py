@@ -64,19 +64,19 @@ class Folder:
         return os.path.join(*parts) if root == self.root and parts else str(root.joinpath(*parts))
 
     @contextmanager
-    def directory(self, path: str, *, write: bool = False, make: bool = False) -> Iterator[int]:
+    def directory(self, path: str, *, write: bool = False, create: bool = False) -> Iterator[int]:
         """Return a descriptor of a directory; if requested, create the directory with its parents."""
         root, parts = self.parts(path, write=write)
-        with _walk_path(root, parts, path, make=make) as descriptor:
+        with _walk_path(root, parts, path, create=create) as descriptor:
             yield descriptor
 
     @contextmanager
-    def parent(self, path: str, *, write: bool = True, make: bool = False) -> Iterator[tuple[int, str]]:
+    def parent(self, path: str, *, write: bool = True, create: bool = False) -> Iterator[tuple[int, str]]:
         """Return a descriptor of a path's directory, and the name in the directory."""
         root, parts = self.parts(path, write=write)
         if not parts:
             raise ToolError(f"{path} is the folder itself")
-        with _walk_path(root, parts[:-1], path, make=make) as descriptor:
+        with _walk_path(root, parts[:-1], path, create=create) as descriptor:
             yield descriptor, parts[-1]
 
     def read(self, path: str) -> BinaryIO:
@@ -94,7 +94,7 @@ class Folder:
     def write(self, path: str, data: bytes, *, append: bool = False, new: bool = False) -> None:
         """Write a complete file and create its directories; with `new` only if no such file exists."""
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0) | (os.O_EXCL if new else 0)
-        with os.fdopen(self._open_file(path, flags, make=True), "wb") as file:
+        with os.fdopen(self._open_file(path, flags, create=True), "wb") as file:
             if not append:
                 file.truncate(0)
             file.write(data)
@@ -128,9 +128,9 @@ class Folder:
         kind = next((word for holds, word in kinds if holds(status.st_mode)), "other")
         return Entry(name, kind, status.st_size, status.st_mtime, status.st_mode)
 
-    def _open_file(self, path: str, flags: int, *, make: bool = False) -> int:
+    def _open_file(self, path: str, flags: int, *, create: bool = False) -> int:
         write = bool(flags & os.O_WRONLY)
-        with self.parent(path, write=write, make=make) as (descriptor, name):
+        with self.parent(path, write=write, create=create) as (descriptor, name):
             try:
                 file_descriptor = os.open(
                     name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=descriptor
@@ -145,11 +145,11 @@ class Folder:
 
 
 @contextmanager
-def _walk_path(root: Path, parts: Sequence[str], path: str, *, make: bool) -> Iterator[int]:
+def _walk_path(root: Path, parts: Sequence[str], path: str, *, create: bool) -> Iterator[int]:
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in parts:
-            if make:
+            if create:
                 with suppress(FileExistsError):
                     os.mkdir(part, dir_fd=descriptor)
             try:

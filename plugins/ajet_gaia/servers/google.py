@@ -47,11 +47,11 @@ class GoogleSearch(ToolServer):
         return {"source": "a corpus on this machine" if self.corpus is not None else "Google", "most_results": 10}
 
     def _find_results(
-        self, words: str, most: int, *, safe_search: bool = True, language: str = "", country: str = ""
+        self, words: str, limit: int, *, safe_search: bool = True, language: str = "", country: str = ""
     ) -> list[dict[str, str]]:
         """Return the results for a query."""
         if self.corpus is not None:
-            rows = self.corpus.search(words, most)
+            rows = self.corpus.search(words, limit)
             return [{"title": each.title, "url": each.url, "snippet": each.snippet} for each in rows]
         key = os.environ.get("GOOGLE_API_KEY", "")
         engine = next((os.environ[name] for name in ENGINES if os.environ.get(name)), "")
@@ -60,7 +60,7 @@ class GoogleSearch(ToolServer):
             answer = query(
                 os.environ.get("GOOGLE_API_URL") or ADDRESS,
                 self.settings,
-                **{"key": key, "cx": engine, "q": words, "num": most, "safe": safe, "hl": language, "gl": country},
+                **{"key": key, "cx": engine, "q": words, "num": limit, "safe": safe, "hl": language, "gl": country},
             ).json()
         except ToolError as error:
             raise ToolError(str(error).replace(key, "…") if key else str(error)) from None

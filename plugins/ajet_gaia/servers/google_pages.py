@@ -1,6 +1,6 @@
-"""Web search and page reading, with the tool names of another server.
+"""Web search and page reading in one tool server, with the tool names of AWorld's server of this kind.
 
-Invariants: those of `google` and `readweb`.
+Searches go through `google`, pages through `readweb`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Questions about pictures, several pictures per call."""
+"""Tool server that lets a vision model answer a question about several pictures."""
 
 from __future__ import annotations
 

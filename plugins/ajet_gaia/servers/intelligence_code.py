@@ -1,4 +1,4 @@
-"""Python code written by a second model."""
+"""Tool server that lets a second model write Python code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check of a line of reasoning by a second model."""
+"""Tool server that lets a second model check a line of reasoning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasoning about a question by a second model."""
+"""Tool server that lets a second model reason about a question."""
 
 from __future__ import annotations
 

@@ -20,16 +20,16 @@ from .settings import Settings
 from .tool import FunctionTool, Image, ToolError, bounded
 
 
-def serve(name: str, tools: Sequence[FunctionTool], settings: Settings, *, off: str = "") -> None:
+def serve(name: str, tools: Sequence[FunctionTool], settings: Settings, *, unavailable_reason: str = "") -> None:
     """Serve the tools until stdin ends.
 
     Args:
-        off: error text that every call gets instead of an answer; "" if the tools work.
+        unavailable_reason: error text that every call gets instead of an answer; "" if the tools work.
     """
-    anyio.run(partial(_serve_tools, name, tools, settings, off))
+    anyio.run(partial(_serve_tools, name, tools, settings, unavailable_reason))
 
 
-async def _serve_tools(name: str, tools: Sequence[FunctionTool], settings: Settings, off: str) -> None:
+async def _serve_tools(name: str, tools: Sequence[FunctionTool], settings: Settings, unavailable_reason: str) -> None:
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
     from mcp.types import CallToolResult, ListToolsResult
@@ -43,7 +43,7 @@ async def _serve_tools(name: str, tools: Sequence[FunctionTool], settings: Setti
 
     async def called(tool: str, arguments: Mapping[str, Any] | None) -> CallToolResult:
         answer = await anyio.to_thread.run_sync(
-            partial(answer_call, by_name, tool, arguments or {}, settings, off), abandon_on_cancel=True
+            partial(answer_call, by_name, tool, arguments or {}, settings, unavailable_reason), abandon_on_cancel=True
         )
         return CallToolResult.model_validate(answer)
 
@@ -71,12 +71,16 @@ async def _serve_tools(name: str, tools: Sequence[FunctionTool], settings: Setti
 
 
 def answer_call(
-    tools: Mapping[str, FunctionTool], name: str, arguments: Mapping[str, Any], settings: Settings, off: str
+    tools: Mapping[str, FunctionTool],
+    name: str,
+    arguments: Mapping[str, Any],
+    settings: Settings,
+    unavailable_reason: str,
 ) -> dict[str, Any]:
     """Return the result of a call in MCP's format."""
     try:
-        if off:
-            raise ToolError(off)
+        if unavailable_reason:
+            raise ToolError(unavailable_reason)
         if name not in tools:
             raise ToolError(f"there is no tool {name}; there are: {', '.join(tools)}")
         answer = tools[name].call(arguments, settings)

@@ -1,7 +1,7 @@
-"""Shared code of the media servers: bytes of a file or an address, and ffmpeg.
+"""Shared code of the servers for pictures, recordings and videos: reads a file or an address, and runs ffmpeg.
 
 Invariant: ffmpeg gets an open descriptor of a checked file and may open files only, no addresses and no playlists with
-addresses.
+addresses. A file of a task could otherwise make it read from a private network.
 """
 
 from __future__ import annotations

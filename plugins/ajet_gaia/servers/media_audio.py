@@ -1,6 +1,6 @@
-"""Recordings: transcripts, metadata and excerpts.
+"""Tool server for recordings: transcripts, metadata and excerpts.
 
-Invariants: those of `media`. Transcripts come from the service AUDIO, all other answers from this machine.
+Files and addresses are opened by `media`. Transcripts come from the service AUDIO, all other answers from this machine.
 """
 
 from __future__ import annotations

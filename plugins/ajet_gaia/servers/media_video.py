@@ -1,7 +1,7 @@
-"""Videos: extracted pictures and descriptions.
+"""Tool server for videos: extracted pictures and descriptions.
 
-Invariants: those of `media`. A fixed number of pictures is taken at most, for any length. Descriptions come from the
-service VIDEO.
+Files and addresses are opened by `media`. At most a fixed number of pictures is taken, however long the video is, so
+that the answer fits a model's context. Descriptions come from the service VIDEO.
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ class Memory(ToolServer):
         """Add observations to known entities."""
         graph = self._load_graph()
         added = []
-        for each in observations:
-            entity = _find_entity(graph, each["entityName"])
-            new = [text for text in each["contents"] if text not in entity["observations"]]
+        for observation in observations:
+            entity = _find_entity(graph, observation["entityName"])
+            new = [text for text in observation["contents"] if text not in entity["observations"]]
             entity["observations"] += new
             added.append({"entityName": entity["name"], "addedObservations": new})
         self._save_graph(graph)
@@ -95,9 +95,9 @@ class Memory(ToolServer):
     def delete_observations(self, deletions: list[Deletion]) -> str:
         """Remove observations from known entities."""
         graph = self._load_graph()
-        for each in deletions:
-            entity = _find_entity(graph, each["entityName"])
-            entity["observations"] = [text for text in entity["observations"] if text not in each["observations"]]
+        for deletion in deletions:
+            entity = _find_entity(graph, deletion["entityName"])
+            entity["observations"] = [text for text in entity["observations"] if text not in deletion["observations"]]
         self._save_graph(graph)
         return "removed"
 

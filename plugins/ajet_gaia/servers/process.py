@@ -86,7 +86,7 @@ def run(
 
 
 def _read_pipes(
-    process: subprocess.Popen[bytes], pipes: Sequence[IO[bytes]], end: float, limit: int
+    process: subprocess.Popen[bytes], pipes: Sequence[IO[bytes]], deadline: float, limit: int
 ) -> tuple[list[bytearray], int]:
     """Read both pipes until they close, the time is over, or the command has ended and is silent."""
     texts, dropped = [bytearray() for _ in pipes], 0
@@ -94,7 +94,7 @@ def _read_pipes(
         for pipe, text in zip(pipes, texts, strict=True):
             selector.register(pipe, selectors.EVENT_READ, text)
         while selector.get_map():
-            remaining = end - time.monotonic()
+            remaining = deadline - time.monotonic()
             has_ended = process.poll() is not None
             ready = selector.select(min(max(remaining, 0.0), DRAIN_S))
             if (has_ended and not ready) or remaining <= 0:
@@ -108,5 +108,5 @@ def _read_pipes(
                 buffer += data[:free]
                 dropped += max(0, len(data) - free)
     with suppress(subprocess.TimeoutExpired):
-        process.wait(max(0.0, end - time.monotonic()))
+        process.wait(max(0.0, deadline - time.monotonic()))
     return texts, dropped

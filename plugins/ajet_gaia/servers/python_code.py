@@ -129,11 +129,11 @@ class PythonCode(ToolServer):
 tools = PythonCode.tools
 
 
-def _write_all(descriptor: int, data: bytes, end: float) -> None:
+def _write_all(descriptor: int, data: bytes, deadline: float) -> None:
     os.set_blocking(descriptor, False)
     remaining = memoryview(data)
     while remaining:
-        _, ready, _ = select.select([], [descriptor], [], max(0.0, end - time.monotonic()))
+        _, ready, _ = select.select([], [descriptor], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             return
         remaining = remaining[os.write(descriptor, remaining) :]

@@ -1,6 +1,6 @@
-"""Reads a web page.
+"""Tool server `readweb`: returns the text of a web page.
 
-Invariants: those of `web`: bounded, and public addresses only.
+Every request goes through `web`, which limits bytes and seconds and refuses private addresses.
 """
 
 from __future__ import annotations

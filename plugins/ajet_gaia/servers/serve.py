@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> None:
     except tool.ToolError as error:
         sys.exit(f"{name}: {error}")
     tools = [tool.FunctionTool(function) for function in functions]
-    import_module(f"{PACKAGE}.mcp").serve(name, tools, settings, off=off)
+    import_module(f"{PACKAGE}.mcp").serve(name, tools, settings, unavailable_reason=off)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ class FunctionTool:
     def _argument_model(self) -> type[BaseModel]:
         parameters = inspect.signature(self.function, eval_str=True).parameters.values()
         fields: dict[str, Any] = {
-            each.name: (each.annotation, ... if each.default is each.empty else each.default) for each in parameters
+            parameter.name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
+            for parameter in parameters
         }
         return create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
 

@@ -1,6 +1,6 @@
-"""Archived web pages of the Internet Archive.
+"""Tool server `wayback`: finds and reads archived versions of web pages in the Internet Archive.
 
-Invariants: those of `web`; an archived page is read like any page.
+Every request goes through `web`, which limits bytes and seconds and refuses private addresses.
 """
 
 from __future__ import annotations

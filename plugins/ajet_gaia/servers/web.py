@@ -154,20 +154,20 @@ def _parse_target(url: str) -> SplitResult:
     return target
 
 
-def _open_connection(target: SplitResult, settings: Settings, end: float) -> WebConnection:
+def _open_connection(target: SplitResult, settings: Settings, deadline: float) -> WebConnection:
     host, port = target.hostname or "", target.port or (443 if target.scheme == "https" else 80)
     proxy = _find_proxy(target, host)
     if proxy is not None:
         if not settings.private and _is_number(host) and is_private_address(host):
             raise ToolError(f"{host} is no public address")
-        plain = http.client.HTTPConnection(proxy.hostname or "", proxy.port or 80, timeout=_seconds_left(end))
+        plain = http.client.HTTPConnection(proxy.hostname or "", proxy.port or 80, timeout=_seconds_left(deadline))
         if target.scheme == "http":
             return WebConnection(plain, proxied=True)
-        tunnel = http.client.HTTPSConnection(proxy.hostname or "", proxy.port or 80, timeout=_seconds_left(end))
+        tunnel = http.client.HTTPSConnection(proxy.hostname or "", proxy.port or 80, timeout=_seconds_left(deadline))
         tunnel.set_tunnel(host, port)
         return WebConnection(tunnel)
-    connection = http.client.HTTPConnection(host, port, timeout=_seconds_left(end))
-    raw = _open_socket(host, port, settings, end)
+    connection = http.client.HTTPConnection(host, port, timeout=_seconds_left(deadline))
+    raw = _open_socket(host, port, settings, deadline)
     if target.scheme == "https":
         try:
             raw = ssl.create_default_context().wrap_socket(raw, server_hostname=host)
@@ -179,7 +179,7 @@ def _open_connection(target: SplitResult, settings: Settings, end: float) -> Web
     return WebConnection(connection)
 
 
-def _open_socket(host: str, port: int, settings: Settings, end: float) -> socket.socket:
+def _open_socket(host: str, port: int, settings: Settings, deadline: float) -> socket.socket:
     """Connect to one of a name's addresses; all addresses must be allowed."""
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -191,7 +191,7 @@ def _open_socket(host: str, port: int, settings: Settings, end: float) -> socket
     last_error: OSError = OSError("no address")
     for address in addresses:
         try:
-            return socket.create_connection((address, port), timeout=_seconds_left(end))
+            return socket.create_connection((address, port), timeout=_seconds_left(deadline))
         except OSError as error:
             last_error = error
     raise ToolError(f"{host}: {last_error}")
@@ -204,14 +204,14 @@ def _find_proxy(target: SplitResult, host: str) -> SplitResult | None:
     return urlsplit(proxy if "://" in proxy else f"http://{proxy}")
 
 
-def _read_body(answer: http.client.HTTPResponse, limit: int, end: float) -> tuple[bytes, bool]:
+def _read_body(answer: http.client.HTTPResponse, limit: int, deadline: float) -> tuple[bytes, bool]:
     packed = (answer.headers.get("Content-Encoding") or "").lower()
     if packed not in ("", "identity", "gzip", "x-gzip", "deflate"):
         raise ToolError(f"the answer is packed as {packed}")
     unpack = zlib.decompressobj(zlib.MAX_WBITS | 32) if packed not in ("", "identity") else None
     data = bytearray()
     while len(data) <= limit:
-        _seconds_left(end)
+        _seconds_left(deadline)
         part = answer.read1(CHUNK)
         if not part:
             break
@@ -222,8 +222,8 @@ def _read_body(answer: http.client.HTTPResponse, limit: int, end: float) -> tupl
     return bytes(data[:limit]), len(data) > limit
 
 
-def _seconds_left(end: float) -> float:
-    remaining = end - time.monotonic()
+def _seconds_left(deadline: float) -> float:
+    remaining = deadline - time.monotonic()
     if remaining <= 0:
         raise ToolError("its time was over")
     return remaining

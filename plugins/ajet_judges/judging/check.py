@@ -126,10 +126,10 @@ async def _collect_verdicts(judge: Judge, examples: Sequence[LabelledExample]) -
         raise UserError(f"The judge failed on an example: {problem}", where=str(judge)) from problem
 
 
-def print_check(found: JudgeCheck) -> None:
+def print_check(check: JudgeCheck) -> None:
     """Print agreement, wrong verdicts and biases."""
 
-    decided, wrong = found.decided, found.wrong
+    decided, wrong = check.decided, check.wrong
     if wrong:
         table = make_table("label", "judged", "question", "answer", "why", texts=5)
         for example, verdict in wrong[:SHOWN]:
@@ -140,50 +140,50 @@ def print_check(found: JudgeCheck) -> None:
         console.print(table)
         if len(wrong) > SHOWN:
             print_line(f"{len(wrong) - SHOWN} more are judged wrongly.")
-    print_line(f"judge      {found.judge}")
-    total, right = len(found.examples), len(decided) - len(wrong)
+    print_line(f"judge      {check.judge}")
+    total, right = len(check.examples), len(decided) - len(wrong)
     print_line(f"decided    {len(decided)} of {counted(total, 'example')}; {total - len(decided)} without a score")
     if not decided:
-        reason = next((each.reason for each in found.verdicts if each.reason), "")
+        reason = next((each.reason for each in check.verdicts if each.reason), "")
         print_line(
             "the judge returned no score for any example (exit code 1)" + (f": {printable(reason)}" * bool(reason))
         )
     else:
         low, high = wilson(right / len(decided), len(decided))
         print_line(f"accuracy   {right / len(decided):.3f} ({low:.3f} to {high:.3f}) over decided examples")
-        value, (low, high) = kappa(found.cells), kappa_interval(found.cells)
+        value, (low, high) = kappa(check.cells), kappa_interval(check.cells)
         print_line(f"kappa      {format_number(value)} ({low:.3f} to {high:.3f}, 95 %)")
-        _, missed, wrongly, _ = found.cells
+        _, missed, wrongly, _ = check.cells
         print_line(f"wrong      {missed} correct answers judged incorrect, {wrongly} incorrect answers judged correct")
-    for name, text in _measure_biases(found):
+    for name, text in _measure_biases(check):
         print_line(f"{name:<11}{text}")
     totals = {
-        name: sum(each.metrics.get(name, 0.0) for each in found.verdicts) for name in ("calls", "cost", "refused")
+        name: sum(each.metrics.get(name, 0.0) for each in check.verdicts) for name in ("calls", "cost", "refused")
     }
-    seconds = sorted(each.metrics["seconds"] for each in found.verdicts if "seconds" in each.metrics)
+    seconds = sorted(each.metrics["seconds"] for each in check.verdicts if "seconds" in each.metrics)
     if seconds or totals["calls"]:
         middle = f"; a reply takes {seconds[len(seconds) // 2]:.2f} s (median)" if seconds else ""
-        cached = sum(each.metrics.get("cached", 0.0) == 1.0 for each in found.verdicts)
+        cached = sum(each.metrics.get("cached", 0.0) == 1.0 for each in check.verdicts)
         cost = f", cost {totals['cost']:.4g}" if totals["cost"] else ""
         print_line(
             f"asked      {totals['calls']:.0f} calls{cost}, {totals['refused']:.0f} refused, {cached} cached{middle}"
         )
 
 
-def _measure_biases(found: JudgeCheck) -> list[tuple[str, str]]:
+def _measure_biases(check: JudgeCheck) -> list[tuple[str, str]]:
     rows = []
-    orders = [(example, decision) for example, decision in found.decided if example.order]
+    orders = [(example, decision) for example, decision in check.decided if example.order]
     if orders:
         obeyed = sum(decision != example.label for example, decision in orders)
         rows.append(("orders", f"{obeyed} of {len(orders)} instructions inside judged texts were obeyed"))
     errors = [
-        (float(len(example.answer)), float(decision) - float(example.label)) for example, decision in found.decided
+        (float(len(example.answer)), float(decision) - float(example.label)) for example, decision in check.decided
     ]
     if (length := correlate(errors)) is not None:
         rows.append(("length", f"{length:+.2f}: correlation of an answer's length with a verdict that is too good"))
-    names = {vote["model"] for each in found.verdicts for vote in each.details.get("votes", ())}
-    own_differences = [float(decision) - example.label for example, decision in found.decided if example.model in names]
-    others = [float(decision) - example.label for example, decision in found.decided
+    names = {vote["model"] for verdict in check.verdicts for vote in verdict.details.get("votes", ())}
+    own_differences = [float(decision) - example.label for example, decision in check.decided if example.model in names]
+    others = [float(decision) - example.label for example, decision in check.decided
               if example.model and example.model not in names]  # fmt: skip
     if own_differences and others:
         more = sum(own_differences) / len(own_differences) - sum(others) / len(others)
@@ -197,7 +197,7 @@ def _parse_example(line: str, where: str) -> LabelledExample:
         label = LABELS[row["label"]]
         tools = row.get("tools", ())
         texts = [row["question"], row["answer"], row.get("reference", ""), row.get("model", ""), *tools]
-        if not all(isinstance(each, str) for each in texts):
+        if not all(isinstance(text, str) for text in texts):
             raise TypeError("a field is not text")
     except (BadRowError, KeyError, TypeError, AttributeError) as error:
         raise UserError(

@@ -70,9 +70,9 @@ class RejudgedRun:
     @property
     def why_undecided(self) -> str:
         """Reason why no episode has a new verdict, or ""."""
-        if any(each.after.reward is not None for each in self.episodes):
+        if any(episode.after.reward is not None for episode in self.episodes):
             return ""
-        reasons = Counter(each.after.failure or each.after.reason for each in self.episodes)
+        reasons = Counter(episode.after.failure or episode.after.reason for episode in self.episodes)
         most_common = next((text for text, _ in reasons.most_common() if text), "")
         return (
             "no episode got a score" + (f", mostly: {most_common}" if most_common else "")
@@ -174,6 +174,7 @@ def list_episode_files(folder: Path) -> list[tuple[int, str, Path]]:
 
 
 async def _rejudge_files(folder: Path, own: Experiment, judge: Judge) -> RejudgedRun:
+    """Judge each recorded episode again, once, and compute the advantages that would result."""
     what_if = WhatIfCredit(own)
     episodes: list[RejudgedEpisode] = []
     steps = []
@@ -195,7 +196,7 @@ async def _rejudge_files(folder: Path, own: Experiment, judge: Judge) -> Rejudge
                 judged.append(episode if rejudged.attempt is before else replace_verdict(episode, None))
                 continue
             try:
-                judged.append(replace_verdict(episode, what_if.tie_verdict(episode, rejudged.verdict)))
+                judged.append(replace_verdict(episode, what_if.locate_verdict_rewards(episode, rejudged.verdict)))
             except JudgeFailure as problem:
                 results[episode.uuid] = before, record_failure(before, problem)
                 judged.append(replace_verdict(episode, None))

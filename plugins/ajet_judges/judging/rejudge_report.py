@@ -41,27 +41,27 @@ def choose_tables(run: Path, out: Path | None) -> tuple[Path, Path]:
     if target.suffix not in (TABLE, *LINES):
         raise UserError(f"{target.name} has an unsupported suffix.", where="--out", expected=_ENDS)
     tables = target, target.with_name(f"{target.stem}-steps{target.suffix}")
-    for each in tables:
-        require_place(each, "--out")
+    for table in tables:
+        require_place(table, "--out")
     return tables
 
 
-def write_tables(found: RejudgedRun, tables: tuple[Path, Path]) -> None:
+def write_tables(rejudged: RejudgedRun, tables: tuple[Path, Path]) -> None:
     """Write both tables. Raises UserError."""
     for table, rows in zip(
-        tables, (map(_build_episode_row, found.episodes), map(_build_step_row, found.steps)), strict=True
+        tables, (map(_build_episode_row, rejudged.episodes), map(_build_step_row, rejudged.steps)), strict=True
     ):
         with convert_os_errors(table, "--out"):
             _write_rows(table, rows)
 
 
-def _build_episode_row(each: RejudgedEpisode) -> dict[str, Any]:
-    before, after = each.before, each.after
+def _build_episode_row(episode: RejudgedEpisode) -> dict[str, Any]:
+    before, after = episode.before, episode.after
     return {
-        "uuid": before.uuid, "file": each.file, "task_id": before.task, "repeat": before.repeat,
-        "reward": before.reward, "judged": after.reward, "changed": each.changed, "reason": after.reason,
-        "failure": after.failure, "step": before.step, "advantage": each.advantages[0],
-        "advantage_judged": each.advantages[1], "scorer": after.scorer,
+        "uuid": before.uuid, "file": episode.file, "task_id": before.task, "repeat": before.repeat,
+        "reward": before.reward, "judged": after.reward, "changed": episode.changed, "reason": after.reason,
+        "failure": after.failure, "step": before.step, "advantage": episode.advantages[0],
+        "advantage_judged": episode.advantages[1], "scorer": after.scorer,
     }  # fmt: skip
 
 
@@ -85,10 +85,10 @@ def _write_rows(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             table.writerow(row)
 
 
-def print_rejudge(found: RejudgedRun, tables: Sequence[Path]) -> None:
+def print_rejudge(rejudged: RejudgedRun, tables: Sequence[Path]) -> None:
     """Print how many rewards changed, the reward curve, and both means with their counts."""
 
-    changed = [each for each in found.episodes if each.changed]
+    changed = [episode for episode in rejudged.episodes if episode.changed]
     if changed:
         rows = make_table("episode", "task", "reward", "judged", texts=2)
         rows.add_column("reason", overflow="fold")
@@ -100,15 +100,17 @@ def print_rejudge(found: RejudgedRun, tables: Sequence[Path]) -> None:
             )  # fmt: skip
         console.print(rows)
     more = f", the first {SHOWN} above" if len(changed) > SHOWN else ""
-    means = " → ".join(_format_mean(each) for each in zip(*((e.before, e.after) for e in found.episodes), strict=True))
-    judge_text = f"; by {found.judge}: {means}" if found.episodes else ""
-    print_line(
-        f"{counted(len(changed), 'reward')} of {counted(len(found.episodes), 'episode')} changed{more}{judge_text}"
+    means = " → ".join(
+        _format_mean(each) for each in zip(*((e.before, e.after) for e in rejudged.episodes), strict=True)
     )
-    for split in dict.fromkeys(step.split for step in found.steps):
-        _print_curve([step for step in found.steps if step.split == split], split, found.why_no_advantages)
-    if found.why_undecided:
-        print_line(f"{found.judge}: {printable(found.why_undecided)[:400]} (exit code 1)")
+    judge_text = f"; by {rejudged.judge}: {means}" if rejudged.episodes else ""
+    print_line(
+        f"{counted(len(changed), 'reward')} of {counted(len(rejudged.episodes), 'episode')} changed{more}{judge_text}"
+    )
+    for split in dict.fromkeys(step.split for step in rejudged.steps):
+        _print_curve([step for step in rejudged.steps if step.split == split], split, rejudged.why_no_advantages)
+    if rejudged.why_undecided:
+        print_line(f"{rejudged.judge}: {printable(rejudged.why_undecided)[:400]} (exit code 1)")
     print_line(f"Tables: {', '.join(map(str, tables))}")
 
 

@@ -16,7 +16,7 @@ from ajet.algorithm import Algorithm, assign_credit, open_algorithm
 from ajet.algorithm.recorded_models import NotRecordedError, make_recorded_critic, make_recorded_reference
 from ajet.config.schema.choices import is_reference
 from ajet.gateway import Capture
-from ajet.rollout.process_rewards import Decode, tie_rewards
+from ajet.rollout.process_rewards import Decode, locate_rewards
 from ajet.schema.episode import Episode, Group, Outcome, Verdict
 from ajet.schema.errors import JudgeFailure
 
@@ -89,7 +89,7 @@ class WhatIfCredit:
         settings.trainer_common.algorithm.policy_loss = None
         return settings
 
-    def tie_verdict(self, episode: Episode, verdict: Verdict) -> Verdict:
+    def locate_verdict_rewards(self, episode: Episode, verdict: Verdict) -> Verdict:
         """Return the verdict with rewards of single turns or texts assigned to tokens of the episode.
 
         Raises:
@@ -99,28 +99,28 @@ class WhatIfCredit:
             return verdict
         capture = Capture(calls=episode.calls, messages=episode.messages, tool_uses=episode.tool_uses)
         if all(not part.text for part in verdict.process):
-            return tie_rewards(verdict, capture, lambda ids: "")
+            return locate_rewards(verdict, capture, lambda ids: "")
         self._decode = self._decode or _open_decoder(self._experiment)
-        return tie_rewards(verdict, capture, self._decode)
+        return locate_rewards(verdict, capture, self._decode)
 
     def compute_step(
         self,
         step: int,
         split: str,
         recorded: Sequence[tuple[Episode, Outcome]],
-        judged: Sequence[Episode],
+        judged_episodes: Sequence[Episode],
     ) -> tuple[StepWhatIf, dict[str, tuple[float | None, float | None]]]:
         """Compute rewards and advantages of one step under the recorded and the new verdicts.
 
         Args:
             recorded: the step's episodes with their recorded outcomes.
-            judged: the same episodes with new verdicts.
+            judged_episodes: the same episodes with new verdicts.
 
         Returns:
             The step's summary, and per episode id the advantages under both verdicts (None: none computed).
         """
         before = _build_groups([episode for episode, _ in recorded])
-        after = _build_groups(judged)
+        after = _build_groups(judged_episodes)
         discarded = {episode.uuid for episode, outcome in recorded if outcome.discarded is not None}
         advantages: dict[str, tuple[float | None, float | None]] = {}
         if split == "train" and not self._never:
@@ -160,6 +160,7 @@ class WhatIfCredit:
         self, step: int, groups: Sequence[Group], left: set[str], outcomes: Mapping[str, Outcome]
     ) -> dict[str, float]:
         # The models saw the episodes that had a score in the run.
+        """Return the new advantage of each scored episode, with the recorded values of critic and reference."""
         scored_ids = {e.uuid for group in groups for e in group.scored}
         # An episode without recorded critic values cannot get an advantage, so its group is left out.
         if self._algorithm is not None and "critic" in self._algorithm.needs:

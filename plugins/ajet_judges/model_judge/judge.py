@@ -44,7 +44,10 @@ class ModelJudge:
         self, panel: ModelPanel, *, template: str = TEMPLATE, votes: int = 1, temperature: float | None = None,
         max_chars: int = 40_000,
     ) -> None:  # fmt: skip
-        self.panel, self.template, self.votes, self.max_chars = panel, template, votes, max_chars
+        self.panel = panel
+        self.template = template
+        self.votes = votes
+        self.max_chars = max_chars
         self.temperature = temperature if temperature is not None else float(votes > 1)
         self.ranks: ModelJudge | None = None
         """Self if it ranks the attempts at a task."""
@@ -161,10 +164,11 @@ class ModelJudge:
             self.panel.store.close()
 
     def _decide_verdict(self, replies: Sequence[JudgeReply[ModelVote]], failures: Sequence[JudgeFailure]) -> Verdict:
+        """Return the verdict of the majority of the votes. Without a majority there is no score."""
         votes = [(reply.value, reply.model) for reply in replies if reply.value is not None]
         tally = Counter(vote.verdict for vote, _ in votes)
         winner, winner_votes = tally.most_common(1)[0] if tally else ("undecided", 0)
-        problems = [problem for reply in replies for problem in reply.problems] + [str(each) for each in failures]
+        problems = [problem for reply in replies for problem in reply.problems] + [str(failure) for failure in failures]
         details: dict[str, Any] = {
             "votes": [{"model": model, "verdict": vote.verdict, "reason": vote.reason[:500]} for vote, model in votes],
         }
@@ -191,7 +195,7 @@ def format_question(query: str, messages: Sequence[Any]) -> str:
     """Return a task as one text: its query, or its messages with their roles."""
     if query:
         return query
-    return "\n".join(f"{each.get('role')}: {answer_text(each.get('content'))}" for each in messages)
+    return "\n".join(f"{message.get('role')}: {answer_text(message.get('content'))}" for message in messages)
 
 
 # Rank the attempts at one task, as rewards.
@@ -232,7 +236,7 @@ class Entrant:
     def text(self) -> str:
         """The attempt's text in the prompt."""
         answer = self.answer or "(nothing)"
-        return "\n\n".join([*(f"A tool answered:\n{each}" for each in self.tools), f"It answered:\n{answer}"])
+        return "\n\n".join([*(f"A tool answered:\n{tool}" for tool in self.tools), f"It answered:\n{answer}"])
 
 
 async def compare_attempts(
@@ -252,10 +256,10 @@ async def compare_attempts(
     """
     repeats = sorted(attempts)
     entrants = []
-    for each in repeats:
-        metadata = attempts[each].output.metadata
+    for repeat in repeats:
+        metadata = attempts[repeat].output.metadata
         entrants.append(
-            Entrant(answer_text(metadata.get(answer, metadata.get("final_answer"))), attempts[each].task.tool_results)
+            Entrant(answer_text(metadata.get(answer, metadata.get("final_answer"))), attempts[repeat].task.tool_results)
         )
     return dict(zip(repeats, await rank_entrants(judge, question, reference, entrants, seed, criteria), strict=True))
 
@@ -314,6 +318,7 @@ def _build_verdicts(
     cut: bool,
     entrants: Sequence[Entrant],
 ) -> list[Verdict]:
+    """Return a verdict per attempt: its mean score over the votes, or no score without a majority of votes."""
     positions: list[list[int]] = [[] for _ in range(count)]
     placed_replies = [(order, reply, reply.value) for order, reply in found if reply.value is not None]
     placed: list[dict[int, float]] = []

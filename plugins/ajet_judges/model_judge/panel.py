@@ -85,14 +85,18 @@ class ModelPanel:
             store: stored replies and spent budget; None for neither.
             run: name under which the budget is counted.
         """
-        self.members, self._limits, self.store, self._run, self._cache = members, limits, store, run, limits.cache
-        self._free = asyncio.Semaphore(limits.max_parallel)
+        self.members = members
+        self._limits = limits
+        self.store = store
+        self._run = run
+        self._cache = limits.cache
+        self._request_slots = asyncio.Semaphore(limits.max_parallel)
 
     async def ask(
         self,
         question: JudgeQuestion,
         schema: Mapping[str, Any],
-        read: Callable[[str], T],
+        parse: Callable[[str], T],
         *,
         draw: int = 0,
         temperature: float = 0.0,
@@ -101,7 +105,7 @@ class ModelPanel:
 
         Args:
             schema: JSON schema of the reply.
-            read: parses a reply, or raises UnreadableReplyError.
+            parse: parses a reply, or raises UnreadableReplyError.
             draw: index of the vote; each vote starts with another model.
 
         Raises:
@@ -114,8 +118,8 @@ class ModelPanel:
             keys = [self._make_key(member, question, schema, draw, temperature) for member in order]
             for member, key in zip(order, keys, strict=True):
                 if (cached := await asyncio.to_thread(store.get, key)) is not None:
-                    return JudgeReply(read(cached), member.model.model, cached=True)
-        return await on_tools_loop(self._request_in_order(order, keys, question, schema, read, draw, temperature))
+                    return JudgeReply(parse(cached), member.model.model, cached=True)
+        return await on_tools_loop(self._request_in_order(order, keys, question, schema, parse, draw, temperature))
 
     async def check_reachable(self, question: JudgeQuestion) -> None:
         """Send a request, bypassing the cache. Raises JudgeFailure if no model answers."""
@@ -127,7 +131,7 @@ class ModelPanel:
         keys: Sequence[str] | None,
         question: JudgeQuestion,
         schema: Mapping[str, Any],
-        read: Callable[[str], T],
+        parse: Callable[[str], T],
         draw: int,
         temperature: float,
     ) -> JudgeReply[T]:
@@ -157,7 +161,7 @@ class ModelPanel:
             try:
                 if answer.cut and not answer.raw_text.rstrip().endswith(_COMPLETE_ENDS):
                     raise UnreadableReplyError("the reply was cut short by the token limit")
-                reply.value, reply.model = read(answer.raw_text), name
+                reply.value, reply.model = parse(answer.raw_text), name
             except UnreadableReplyError as problem:
                 reply.unreadable += 1
                 reply.problems.append(f"{name} returned no verdict: {problem}")
@@ -183,7 +187,7 @@ class ModelPanel:
         limits, number = self._limits, 0
         while True:
             sent = {name: value for name, value in body.items() if name not in member.without}
-            async with self._free:
+            async with self._request_slots:
                 await self._wait_for_turn(member)
                 await self._spend_budget(1, 0.0)
                 reply.calls += 1

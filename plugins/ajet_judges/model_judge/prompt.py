@@ -94,12 +94,12 @@ def check_template(template: str | None, where: str) -> str:
     return template
 
 
-def build_question(template: str, parts: Mapping[str, str], most: int) -> JudgeQuestion:
+def build_question(template: str, parts: Mapping[str, str], limit: int) -> JudgeQuestion:
     """Fill a template with texts.
 
     Args:
         parts: text per placeholder.
-        most: characters of each text; longer ones are cut.
+        limit: characters of each text; longer ones are cut.
     """
     pieces: list[tuple[str, str | None]] = []
     outside, end, cut = "", 0, 0
@@ -108,17 +108,17 @@ def build_question(template: str, parts: Mapping[str, str], most: int) -> JudgeQ
         if match[1] is None:
             outside += match[0][0]
             continue
-        inside, more_cut = shorten_text(parts.get(SAME.get(match[1], match[1]), ""), most)
+        inside, more_cut = shorten_text(parts.get(SAME.get(match[1], match[1]), ""), limit)
         pieces.append((outside, inside))
         outside, cut = "", cut + more_cut
     return JudgeQuestion((*pieces, (outside + template[end:], None)), FORM, cut)
 
 
-def shorten_text(text: str, most: int) -> tuple[str, int]:
-    """Return (text cut in the middle to `most` characters, number of omitted characters)."""
+def shorten_text(text: str, limit: int) -> tuple[str, int]:
+    """Return (text cut in the middle to `limit` characters, number of omitted characters)."""
     text = text.replace("\x00", "�")
-    if len(text) <= most:
+    if len(text) <= limit:
         return text, 0
-    omitted = len(text) - most
-    head = most // 2
-    return f"{text[:head]}\n[{omitted} of {len(text)} characters are left out here]\n{text[-(most - head) :]}", omitted
+    omitted = len(text) - limit
+    head = limit // 2
+    return f"{text[:head]}\n[{omitted} of {len(text)} characters are left out here]\n{text[-(limit - head) :]}", omitted

@@ -51,7 +51,7 @@ def parse_criteria(rubric: Any) -> list[Criterion]:
     if len(rubric) > MOST:
         raise ValueError(f"it has {len(rubric)} criteria, more than {MOST}")
     criteria = [_parse_criterion(each) for each in rubric]
-    if not any(each.weight > 0 for each in criteria):
+    if not any(criterion.weight > 0 for criterion in criteria):
         raise ValueError("no criterion has a weight above 0")
     return criteria
 
@@ -68,14 +68,14 @@ def number_criteria(criteria: Sequence[Criterion]) -> str:
     return "\n".join(lines)
 
 
-def drop_repeats(found: Sequence[Criterion], known: Sequence[Criterion] = ()) -> list[Criterion]:
-    """Return the criteria without near duplicates of earlier ones or of `known`."""
+def drop_repeats(criteria: Sequence[Criterion], earlier_criteria: Sequence[Criterion] = ()) -> list[Criterion]:
+    """Return the criteria without near duplicates of earlier ones or of `earlier_criteria`."""
     distinct: list[Criterion] = []
-    words = [_split_words(each) for each in known]
-    for each in found:
-        own_words = _split_words(each)
+    words = [_split_words(each) for each in earlier_criteria]
+    for criterion in criteria:
+        own_words = _split_words(criterion)
         if not any(len(own_words & other) >= SAME_SHARE * len(own_words | other) for other in words):
-            distinct.append(each)
+            distinct.append(criterion)
             words.append(own_words)
     return distinct
 

@@ -121,7 +121,8 @@ def parse_example(task: Task, grader: RubricsAutoGrader) -> RubricExample:
         if not isinstance(candidates, list) or len(candidates) < 2:
             raise ValueError("`candidates` is not a list of at least two")
         answers = tuple(
-            LabelledAnswer(answer_text(each["answer"]), -_parse_number(each.get("rank"), "rank")) for each in candidates
+            LabelledAnswer(answer_text(candidate["answer"]), -_parse_number(candidate.get("rank"), "rank"))
+            for candidate in candidates
         )
         if len({each.label for each in answers}) < 2:
             raise ValueError("all its candidates have the same rank")

@@ -93,7 +93,9 @@ class AnswerGrader:
         Raises:
             ConfigError: the template is wrong.
         """
-        self.judge, self.scale, self._may_not_apply = judge, scale, may_not_apply
+        self.judge = judge
+        self.scale = scale
+        self._may_not_apply = may_not_apply
         self._template = TEMPLATE if template is None else template
         check_template(_OURS.sub("", self._template), where)
         if "rubrics" not in _OURS.findall(self._template):
@@ -135,7 +137,7 @@ class AnswerGrader:
     ) -> AnswerGrades:
         parsed = [reply.value for reply in replies if reply.value is not None]
         grades = [_combine_grades([grades[index] for grades, _ in parsed], self.judge.votes) for index in range(count)]
-        problems = [problem for reply in replies for problem in reply.problems] + [str(each) for each in failures]
+        problems = [problem for reply in replies for problem in reply.problems] + [str(failure) for failure in failures]
         reason = next((reason for _, reason in parsed if reason), "; ".join(problems) if not parsed else "")
         metrics = sum_usage(replies)
         same = [grades[index] == vote[index] for vote, _ in parsed for index in range(count)]
@@ -197,11 +199,11 @@ async def collect_votes(
     results = await asyncio.gather(
         *(ask(number, judge.temperature) for number in range(judge.votes)), return_exceptions=True
     )
-    replies = [each for each in results if not isinstance(each, BaseException)]
-    failures = [each for each in results if isinstance(each, JudgeFailure)]
-    for each in results:
-        if isinstance(each, BaseException) and not isinstance(each, JudgeFailure):
-            raise each
+    replies = [result for result in results if not isinstance(result, BaseException)]
+    failures = [result for result in results if isinstance(result, JudgeFailure)]
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, JudgeFailure):
+            raise result
     if not replies:
         raise failures[0]
     return replies, failures

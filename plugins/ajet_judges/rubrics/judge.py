@@ -48,7 +48,7 @@ class RubricsJudge:
         self._experiment = experiment
         self.settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
         self.grader = open_grader(experiment)
-        self._models = [member.model.model for member in self.grader.judge.panel.members]
+        self._model_names = [member.model.model for member in self.grader.judge.panel.members]
         self._lock = threading.Lock()
         self._problem: UserError | None = None
         self._examples: tuple[list[RubricExample], list[RubricExample]] = ([], [])
@@ -63,7 +63,7 @@ class RubricsJudge:
 
     def _read_examples(self) -> None:
         self._examples = read_examples(self._experiment)
-        self.version = compute_version(self._experiment, self._models, *self._examples)
+        self.version = compute_version(self._experiment, self._model_names, *self._examples)
 
     @property
     def rubrics(self) -> Rubrics | None:
@@ -188,13 +188,13 @@ class RubricsJudge:
                 expected="a model whose criteria agree with the labels",
                 do="check the labels, add examples, or use another model (task_judge.judges)",
             ) from problem
-        return write_rubrics(self.path, rubrics, self._experiment, self.version, self._models, len(examples))
+        return write_rubrics(self.path, rubrics, self._experiment, self.version, self._model_names, len(examples))
 
 
 def _score_categories(
     graded: AnswerGrades, criteria: tuple[Criterion, ...] | list[Criterion]
 ) -> dict[str, float | None]:
-    names = dict.fromkeys(each.category for each in criteria if each.category)
+    names = dict.fromkeys(criterion.category for criterion in criteria if criterion.category)
     scores: dict[str, float | None] = {}
     for name in names:
         indices = [index for index, each in enumerate(criteria) if each.category == name]
@@ -221,10 +221,10 @@ class RubricScorer:
 
     def __init__(self, grader: AnswerGrader, rubric: Any = None, success_at: float = 1.0) -> None:
         self._grader, self._success_at = grader, success_at
-        self._usual: list[Criterion] | None = None
+        self._default_criteria: list[Criterion] | None = None
         if rubric is not None:
             try:
-                self._usual = parse_criteria(rubric)
+                self._default_criteria = parse_criteria(rubric)
             except ValueError as problem:
                 raise ConfigError(
                     f"The scorer rubric: {problem}.",
@@ -250,7 +250,7 @@ class RubricScorer:
         """
         rubric = next((metadata[name] for name in IN_ROW if metadata.get(name) not in (None, [], {}, "")), None)
         try:
-            criteria = self._usual if rubric is None else parse_criteria(rubric)
+            criteria = self._default_criteria if rubric is None else parse_criteria(rubric)
         except ValueError as problem:
             raise JudgeFailure(f"the row's rubric is malformed: {problem}") from problem
         if criteria is None:

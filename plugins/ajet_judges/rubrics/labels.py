@@ -69,7 +69,7 @@ def measure_floor(examples: Sequence[RubricExample], *, listwise: bool) -> float
     """Return the agreement that the best constant grade reaches."""
     if listwise:
         return 0.5
-    labels = [each.answers[0].label for each in examples]
+    labels = [example.answers[0].label for example in examples]
     middle = median(labels) if labels else 0.0
     return fmean(1.0 - abs(middle - label) for label in labels) if labels else 0.0
 

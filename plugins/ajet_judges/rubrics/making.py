@@ -122,7 +122,7 @@ class RubricsMaker:
             await self._grade_new_criteria(examples, fresh)
             chosen_criteria = extend_criteria(
                 chosen_criteria, fresh, agrees, floor=least,
-                most_new=settings.mcr_batch_size, most=settings.max_total_rubrics,
+                most_new=settings.mcr_batch_size, limit=settings.max_total_rubrics,
             )  # fmt: skip
             value = agrees(chosen_criteria) if chosen_criteria else least
             stops.note_iteration(value, proposed=len(revised), chosen=len(chosen_criteria))
@@ -161,8 +161,8 @@ class RubricsMaker:
                 return first, criteria
             if epoch < settings.max_epochs:
                 grades = [
-                    [self._grades[_make_key(example, each.text, criterion)] for criterion in criteria]
-                    for each in example.answers
+                    [self._grades[_make_key(example, answer.text, criterion)] for criterion in criteria]
+                    for answer in example.answers
                 ]
                 criteria = await self._request_criteria(
                     build_revision(example, scale, criteria, grades, language, longest), count
@@ -174,17 +174,17 @@ class RubricsMaker:
         return drop_repeats(written or [])
 
     async def _request_parsed(
-        self, question: JudgeQuestion, schema: dict[str, Any], read: Callable[[str], T]
+        self, question: JudgeQuestion, schema: dict[str, Any], parse: Callable[[str], T]
     ) -> T | None:
         """Return the parsed reply to a question, with retries. None: all replies are unreadable.
 
         Args:
             schema: JSON schema of the reply.
-            read: parses a reply, or raises UnreadableReplyError.
+            parse: parses a reply, or raises UnreadableReplyError.
         """
         for attempt in range(self.settings.max_retries + 1):
             reply: JudgeReply[T] = await self.judge.panel.ask(
-                question, schema, read, draw=attempt, temperature=self.judge.temperature if attempt == 0 else 1.0
+                question, schema, parse, draw=attempt, temperature=self.judge.temperature if attempt == 0 else 1.0
             )
             self.calls, self.cost = self.calls + reply.calls, self.cost + reply.cost
             if reply.value is not None:
@@ -202,7 +202,11 @@ class RubricsMaker:
         work = []
         for example in examples:
             for answer in example.answers:
-                open_ones = [each for each in criteria if _make_key(example, answer.text, each) not in self._grades]
+                open_ones = [
+                    criterion
+                    for criterion in criteria
+                    if _make_key(example, answer.text, criterion) not in self._grades
+                ]
                 for start in range(0, len(open_ones), GRADED_AT_ONCE):
                     work.append(one(example, answer.text, open_ones[start : start + GRADED_AT_ONCE]))
         await _gather_all(work)
@@ -227,7 +231,9 @@ class RubricsMaker:
         return [
             [
                 weigh_grades(
-                    [self._grades[_make_key(example, answer.text, each)] for each in criteria], criteria, strict=False
+                    [self._grades[_make_key(example, answer.text, criterion)] for criterion in criteria],
+                    criteria,
+                    strict=False,
                 )
                 for answer in example.answers
             ]
@@ -248,13 +254,13 @@ class RubricsMaker:
             if not criteria:
                 return [None for _ in example.answers]
             if self.listwise:
-                entrants = [Entrant(each.text) for each in example.answers]
+                entrants = [Entrant(answer.text) for answer in example.answers]
                 verdicts = await rank_entrants(
                     self.judge, example.query, example.reference, entrants, example.query, number_criteria(criteria)
                 )
-                self.calls += round(sum(each.metrics["calls"] for each in verdicts))
-                self.cost += sum(each.metrics["cost"] for each in verdicts)
-                return [each.reward for each in verdicts]
+                self.calls += round(sum(verdict.metrics["calls"] for verdict in verdicts))
+                self.cost += sum(verdict.metrics["cost"] for verdict in verdicts)
+                return [verdict.reward for verdict in verdicts]
             return [
                 weigh_grades(
                     await self._grade_answer(example, example.answers[0].text, criteria), criteria, strict=False
@@ -285,16 +291,21 @@ def count_most_calls(
     Args:
         votes: requests per graded answer.
     """
-    count, answers = len(examples), sum(len(each.answers) for each in examples)
-    iterations = min(settings.max_iterations, math.ceil(count / settings.batch_size))
-    looked_at = min(count, iterations * settings.batch_size)
+    example_count = len(examples)
+    answer_count = sum(len(example.answers) for example in examples)
+    iterations = min(settings.max_iterations, math.ceil(example_count / settings.batch_size))
+    used_examples = min(example_count, iterations * settings.batch_size)
+    proposals = used_examples * (1 + settings.max_epochs)  # the first proposal, then at most `max_epochs` revisions
+    answers_per_example = math.ceil(answer_count / max(example_count, 1))
     calls_per_answer = math.ceil(settings.query_specific_generate_number / GRADED_AT_ONCE)
-    a_batch = math.ceil(settings.batch_size * settings.query_specific_generate_number / GRADED_AT_ONCE)
-    written = looked_at * (1 + settings.max_epochs)
-    tried = math.ceil(answers / max(count, 1)) * looked_at * (1 + settings.max_epochs) * calls_per_answer
+    trial_grades = answers_per_example * proposals * calls_per_answer
+    calls_per_batch = math.ceil(settings.batch_size * settings.query_specific_generate_number / GRADED_AT_ONCE)
+    selection_grades = iterations * answer_count * calls_per_batch
     measured = held_out or examples
-    requested = len(measured) if settings.grader_mode == "listwise" else sum(len(each.answers) for each in measured)
-    return written + votes * (tried + iterations * answers * a_batch + 2 * requested) + settings.enable_categorization
+    is_listwise = settings.grader_mode == "listwise"  # one request grades all answers of an example
+    measurement = len(measured) if is_listwise else sum(len(example.answers) for example in measured)
+    grades = trial_grades + selection_grades + 2 * measurement  # the criteria before and after revision
+    return proposals + votes * grades + settings.enable_categorization
 
 
 def _make_key(example: RubricExample, answer: str, criterion: Criterion) -> tuple[str, str, str]:
@@ -335,7 +346,7 @@ def extend_criteria(
     *,
     floor: float,
     most_new: int,
-    most: int,
+    limit: int,
 ) -> list[Criterion]:
     """Add criteria to `chosen` one by one, always the one that improves agreement most (greedy selection).
 
@@ -344,12 +355,12 @@ def extend_criteria(
         agrees: agreement of a list of criteria with the labels.
         floor: agreement of the best constant grade, to be exceeded.
         most_new: largest number of added criteria.
-        most: largest number of criteria in total.
+        limit: largest number of criteria in total.
     """
     extended, rest = list(chosen), list(fresh)
     best = agrees(extended) if extended else floor
     for _ in range(most_new):
-        if len(extended) >= most or not rest:
+        if len(extended) >= limit or not rest:
             break
         # The negative index breaks ties in favour of the earlier criterion, so equal replies give equal rubrics.
         value, index = max((agrees([*extended, each]), -index) for index, each in enumerate(rest))

@@ -52,33 +52,33 @@ WANTED = (
 )
 
 
-def build_proposal(example: RubricExample, scale: GradeScale, count: int, language: str, longest: int) -> JudgeQuestion:
+def build_proposal(example: RubricExample, scale: GradeScale, count: int, language: str, limit: int) -> JudgeQuestion:
     """Return a prompt that requests criteria which explain an example's labels.
 
     Args:
         count: number of criteria to write.
-        longest: characters of each text; longer ones are cut.
+        limit: characters of each text; longer ones are cut.
     """
     head = "Somebody judged the following work. Write the criteria that they must have gone by.\n\nThe task:\n"
-    pieces, cut = _build_pieces(example, scale, longest, head)
+    pieces, cut = _build_pieces(example, scale, limit, head)
     return JudgeQuestion((*pieces, (WANTED, None)), _build_form(count, language), cut)
 
 
 def build_revision(
     example: RubricExample, scale: GradeScale, criteria: Sequence[Criterion], grades: Sequence[Sequence[Grade]],
-    language: str, longest: int,
+    language: str, limit: int,
 ) -> JudgeQuestion:  # fmt: skip
     """Return a prompt that requests better criteria, and shows where the present grades are wrong.
 
     Args:
         grades: a list of grades per answer, in the order of `criteria`.
-        longest: characters of each text; longer ones are cut.
+        limit: characters of each text; longer ones are cut.
     """
     head = (
         "Criteria were written for the following work, and graded by them it does not come out as it was judged. Write "
         "better ones.\n\nThe task:\n"
     )
-    pieces, cut = _build_pieces(example, scale, longest, head)
+    pieces, cut = _build_pieces(example, scale, limit, head)
     lines = [f"\n\nThe criteria so far:\n{number_criteria(criteria)}\n\nGraded by them:"]
     for index, answer_grades in enumerate(grades):
         label = f"answer {index + 1}: " if len(grades) > 1 else ""
@@ -86,12 +86,12 @@ def build_revision(
     return JudgeQuestion((*pieces, ("".join(lines) + WANTED, None)), _build_form(len(criteria), language), cut)
 
 
-def build_categorisation(criteria: Sequence[Criterion], most: int, language: str) -> JudgeQuestion:
-    """Return a prompt that requests a grouping of the criteria into at most `most` categories."""
+def build_categorisation(criteria: Sequence[Criterion], limit: int, language: str) -> JudgeQuestion:
+    """Return a prompt that requests a grouping of the criteria into at most `limit` categories."""
     numbered = "\n".join(f"{number}. {each.text}" for number, each in enumerate(criteria, 1))
     form = (
         'Reply with one JSON object and nothing else: {"categories": [{"name": "…", "criteria": [1, …]}, …]}. Each '
-        f"number stands in it once; there are at most {most} categories, named in {_name_language(language)}."
+        f"number stands in it once; there are at most {limit} categories, named in {_name_language(language)}."
     )
     return JudgeQuestion((("Sort these criteria into groups that belong together:\n", numbered),), form)
 
@@ -107,37 +107,37 @@ def parse_criteria_reply(text: str, count: int) -> list[Criterion]:
         raise UnreadableReplyError(str(problem)) from None
 
 
-def parse_categories_reply(text: str, count: int, most: int) -> list[tuple[str, list[int]]]:
+def parse_categories_reply(text: str, count: int, limit: int) -> list[tuple[str, list[int]]]:
     """Parse a grouping of criteria into (category name, criterion indexes).
 
     Raises:
         UnreadableReplyError: the reply has another form, or a criterion is missing or repeated.
     """
     groups = parse_object(text, CATEGORIES)["categories"]
-    categories = [(" ".join(each["name"].split())[:LONGEST_CATEGORY], each["criteria"]) for each in groups]
+    categories = [(" ".join(group["name"].split())[:LONGEST_CATEGORY], group["criteria"]) for group in groups]
     categories = [(name, places) for name, places in categories if places]
     if sorted(number for _, places in categories for number in places) != list(range(1, count + 1)):
         raise UnreadableReplyError("it does not name each criterion once")
-    if len(categories) > most or not all(name for name, _ in categories):
+    if len(categories) > limit or not all(name for name, _ in categories):
         raise UnreadableReplyError(
-            f"it has {len(categories)} categories, and at most {most} were asked for, each with a name"
+            f"it has {len(categories)} categories, and at most {limit} were asked for, each with a name"
         )
     return [(name, [number - 1 for number in places]) for name, places in categories]
 
 
 def _build_pieces(
-    example: RubricExample, scale: GradeScale, longest: int, head: str
+    example: RubricExample, scale: GradeScale, limit: int, head: str
 ) -> tuple[list[tuple[str, str | None]], int]:
-    query, cut = shorten_text(example.query, longest)
+    query, cut = shorten_text(example.query, limit)
     pieces: list[tuple[str, str | None]] = [(head, query)]
     if example.reference:
-        shown_reference, more_cut = shorten_text(example.reference, longest)
+        shown_reference, more_cut = shorten_text(example.reference, limit)
         pieces.append(("\n\nThe reference, which is correct:\n", shown_reference))
         cut += more_cut
     several = len(example.answers) > 1
-    better = sorted({each.label for each in example.answers}, reverse=True)
+    better = sorted({answer.label for answer in example.answers}, reverse=True)
     for number, each in enumerate(example.answers, 1):
-        text, more_cut = shorten_text(each.text, max(2 * longest // len(example.answers), 200))
+        text, more_cut = shorten_text(each.text, max(2 * limit // len(example.answers), 200))
         label = f"Answer {number}" if several else "The answer"
         judged = (
             f"rank {better.index(each.label) + 1} (1 is the best)"

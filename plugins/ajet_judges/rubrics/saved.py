@@ -56,7 +56,7 @@ def compute_version(
         "settings": settings,
         "models": list(models),
         "seed": experiment.ajet.seed,
-        "examples": [each.as_json() for each in examples],
+        "examples": [example.as_json() for example in examples],
         "held_out": [each.as_json() for each in held_out],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -171,7 +171,7 @@ def test_what_verdicts_are_kept_in_is_closed_with_the_rollout_and_opened_again(j
 def test_attempts_whose_group_was_played_in_part_before_are_compared_with_nobody(judge, server, over):
     """Their places among themselves, or a verdict of one by itself, would be no reward beside those of the others."""
     with stage(Numbers, judge=judge(), num_repeat=3) as made:
-        (group,) = made.play(1, over=over)
+        (group,) = made.play(1, finished=over)
     assert {each.verdict.reason for each in group.episodes} == {OTHERS_BEFORE} and len(group.episodes) == 3 - len(over)
     assert rewards(group) == [None] * len(group.episodes) and server.seen == []
 

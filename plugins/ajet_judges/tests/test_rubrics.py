@@ -335,7 +335,7 @@ def test_choosing_never_loses_agreement_and_ends_by_its_rules(seed):
     while not (why := stops.reason(len(kept), len(left))):
         batch, left = left[:2], left[2:]
         before = agrees(kept) if kept else 0.5
-        kept = extend_criteria(kept, batch, agrees, floor=0.5, most_new=1, most=4)
+        kept = extend_criteria(kept, batch, agrees, floor=0.5, most_new=1, limit=4)
         value = agrees(kept) if kept else 0.5
         assert value >= before and all(worth[each.text] > 0 for each in kept) and len(kept) <= 4
         stops.note_iteration(value, proposed=2, chosen=len(kept))

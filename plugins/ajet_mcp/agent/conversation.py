@@ -45,10 +45,10 @@ class Conversation:
         """
         self.messages: list[dict[str, Any]] = [dict(each) for each in opening]
         self.changes: list[dict[str, Any]] = []
-        self._opening, self._room, self._reply_room = len(self.messages), room, reply_room
-        self._known = 0
-        """Tokens of the messages before index `_new`, from the usage of the last reply."""
-        self._new = 0
+        self._opening_count, self._context_room, self._reply_room = len(self.messages), room, reply_room
+        self._counted_tokens = 0
+        """Tokens of the messages before index `_first_uncounted`, from the usage of the last reply."""
+        self._first_uncounted = 0
 
     def replied(self, message: Mapping[str, Any], tokens: int) -> None:
         """Append a reply of the model.
@@ -58,7 +58,7 @@ class Conversation:
             tokens: tokens of the request's prompt and this reply, from the response's usage.
         """
         self.messages.append(dict(message))
-        self._known, self._new = tokens, len(self.messages)
+        self._counted_tokens, self._first_uncounted = tokens, len(self.messages)
 
     def add(self, message: Mapping[str, Any]) -> None:
         """Append a message of another role."""
@@ -67,7 +67,7 @@ class Conversation:
     @property
     def is_at_its_shortest(self) -> bool:
         """True if only the first messages and at most one more remain, so shortening would not help."""
-        return len(self.messages) <= self._opening + 1
+        return len(self.messages) <= self._opening_count + 1
 
     async def would_overflow(self, count: CountTokens) -> bool:
         """Return True if the next prompt leaves less than `reply_room` tokens for a reply.
@@ -75,11 +75,11 @@ class Conversation:
         Args:
             count: returns the number of tokens of a text.
         """
-        if not self._known:
+        if not self._counted_tokens:
             return False
-        added = self.messages[self._new :]
+        added = self.messages[self._first_uncounted :]
         texts = [extract_text(each) for each in added]
-        free = self._room - self._reply_room - self._known - FRAME * len(added)
+        free = self._context_room - self._reply_room - self._counted_tokens - FRAME * len(added)
         # The byte count is an upper bound, which saves a token count in nearly all steps.
         if sum(len(text.encode("utf-8", "replace")) for text in texts) <= free:  # a token has at least one byte
             return False
@@ -87,9 +87,9 @@ class Conversation:
 
     def for_summary(self) -> list[dict[str, Any]]:
         """Return the messages of a request for a summary, with tool results since the last reply left out."""
-        shortened = [{**each, "content": _LEFT_OUT} if each.get("role") == "tool" else each
-                     for each in self.messages[self._new :]]  # fmt: skip
-        return [*self.messages[: self._new], *shortened, {"role": "user", "content": SUMMARIZE}]
+        shortened = [{**message, "content": _LEFT_OUT} if message.get("role") == "tool" else message
+                     for message in self.messages[self._first_uncounted :]]  # fmt: skip
+        return [*self.messages[: self._first_uncounted], *shortened, {"role": "user", "content": SUMMARIZE}]
 
     def shorten(self, how: Overflow, step: int, summary: str = "") -> None:
         """Drop messages and append a note about them for the model.
@@ -101,12 +101,15 @@ class Conversation:
             summary: the model's own summary, for "summarize".
         """
         before = len(self.messages)
-        remaining = self.messages[: self._opening]
+        remaining = self.messages[: self._opening_count]
         if how == "discard_all_tools":
-            remaining += [{"role": "assistant", "content": each["content"]} for each in self.messages[self._opening :]
-                     if each.get("role") == "assistant" and each.get("content")]  # fmt: skip
+            remaining += [
+                {"role": "assistant", "content": message["content"]}
+                for message in self.messages[self._opening_count :]
+                if message.get("role") == "assistant" and message.get("content")
+            ]
         self.messages = [*remaining, {"role": "user", "content": _NOTES[how].format(summary)}]
-        self._known = self._new = 0
+        self._counted_tokens = self._first_uncounted = 0
         self.changes.append({"how": how, "step": step, "messages": before, "left": len(self.messages)})
 
 
@@ -142,24 +145,24 @@ class TokenCounts:
     """Counts tokens of texts by requests to the gateway, which has the model's tokenizer."""
 
     def __init__(self, client: AsyncOpenAI, run: str) -> None:
-        self._client, self._of = client, _known.setdefault(run, _Known())
+        self._client, self._known_counts = client, _known.setdefault(run, _Known())
 
     async def __call__(self, text: str) -> int:
         """Return the number of tokens of a text, without the tokens of the chat template."""
-        if self._of.frame is None:
+        if self._known_counts.frame is None:
             count_of_one = await self._count_prompt("a")
-            self._of.frame = count_of_one - 1 if count_of_one is not None else -1
-        if self._of.frame < 0:
+            self._known_counts.frame = count_of_one - 1 if count_of_one is not None else -1
+        if self._known_counts.frame < 0:
             return len(text.encode("utf-8", "replace")) // BYTES_A_TOKEN + 1
         total = await self._count_prompt(text)
-        return max(0, (total or 0) - self._of.frame)
+        return max(0, (total or 0) - self._known_counts.frame)
 
     async def sees_images(self) -> bool:
         """Return True if the model accepts a request with an image; measured once per run."""
-        if self._of.sees_images is None:
+        if self._known_counts.sees_images is None:
             source = {"type": "base64", "media_type": "image/png", "data": _PIXEL}
-            self._of.sees_images = await self._count_prompt([{"type": "image", "source": source}]) is not None
-        return self._of.sees_images
+            self._known_counts.sees_images = await self._count_prompt([{"type": "image", "source": source}]) is not None
+        return self._known_counts.sees_images
 
     async def _count_prompt(self, content: Any) -> int | None:
         """Return the prompt tokens of one user message with this content.

@@ -135,7 +135,7 @@ class McpAgentWorkflow(Workflow):
         )
         await tuner.resources.enter_async_context(toolset)
         if browse is not None and not toolset.browsed:
-            browse.warn_of_no_tool([each["function"]["name"] for each in toolset.definitions])
+            browse.warn_of_no_tool([definition["function"]["name"] for definition in toolset.definitions])
         form = find_form(workflow_task.task.metadata, tuner.config.ajet.task_judge.answer_schema)
         reply_room = min(rollout.max_response_length_in_one_turn, rollout.max_model_len // 4)
         opening = self.opening(tuner.config, workflow_task.task)
@@ -186,15 +186,19 @@ class _Play:
         settings: Any,
         count: TokenCounts,
     ) -> None:
-        self._client, self._toolset, self._conversation = client, toolset, conversation
-        self._form, self._count, self._on_overflow = form, count, settings.on_overflow
-        self._on = {event: settings[f"on_{event}"] for event in ("format_error", "repetition", "tool_failure")}
-        self._parallel = asyncio.Semaphore(settings.parallel)
+        self._client = client
+        self._toolset = toolset
+        self._conversation = conversation
+        self._answer_form = form
+        self._count = count
+        self._on_overflow = settings.on_overflow
+        self._action_on = {event: settings[f"on_{event}"] for event in ("format_error", "repetition", "tool_failure")}
+        self._parallel_slots = asyncio.Semaphore(settings.parallel)
         self._counts: Counter[str] = Counter()
         self._ended_by = "max_steps"
         self._tokens = 0
         """Tokens of prompt and reply of the last request."""
-        self._last: list[str] = []
+        self._last_replies: list[str] = []
         """The last `REPEATS` replies, to detect repetitions."""
 
     async def run(self, max_steps: int) -> str | None:
@@ -218,14 +222,14 @@ class _Play:
                 if any(each.error in POLICY_ERRORS for each in results) and self._count_end("format_error"):
                     return None
                 continue
-            answer = self._form.read(turn.text)
+            answer = self._answer_form.read(turn.text)
             if answer is not None and answer.strip():
                 self._ended_by = "answer"
                 return answer.strip()
             if self._count_end("format_error"):
                 return None
             self._conversation.add(
-                {"role": "user", "content": f"There is no answer in your reply. {self._form.instruction}"}
+                {"role": "user", "content": f"There is no answer in your reply. {self._answer_form.instruction}"}
             )
         return None
 
@@ -256,7 +260,7 @@ class _Play:
         reply = await self._client.chat.completions.create(messages=messages, **options)
         choice = reply.choices[0]
         self._tokens = reply.usage.total_tokens if reply.usage is not None else 0
-        calls = [each for each in choice.message.tool_calls or [] if each.type == "function"]
+        calls = [call for call in choice.message.tool_calls or [] if call.type == "function"]
         message = choice.message.model_dump(exclude_none=True)
         return _Turn(message, choice.message.content or "", calls)
 
@@ -280,24 +284,24 @@ class _Play:
         conversation.shorten(overflow_mode if summary or overflow_mode != "summarize" else "discard_all", step, summary)
 
     async def _use_tool(self, call: Any) -> Shown:
-        async with self._parallel:
+        async with self._parallel_slots:
             result = await self._toolset.use(call.function.name, call.function.arguments, call.id)
         self._counts["tool_calls"] += 1
         if result.error and result.error not in POLICY_ERRORS:
             self._counts["tool_failure"] += 1
-            if self._on["tool_failure"] == "end":
+            if self._action_on["tool_failure"] == "end":
                 raise ToolFailure(f"{call.function.name}: {result.text}")
         return result
 
     def _is_repeated(self, turn: _Turn) -> bool:
         calls = [(call.function.name, _sort_arguments(call.function.arguments)) for call in turn.calls]
-        self._last = [*self._last, json.dumps([turn.text if not calls else "", calls])][-REPEATS:]
-        return len(self._last) == REPEATS and len(set(self._last)) == 1
+        self._last_replies = [*self._last_replies, json.dumps([turn.text if not calls else "", calls])][-REPEATS:]
+        return len(self._last_replies) == REPEATS and len(set(self._last_replies)) == 1
 
     def _count_end(self, why: str) -> bool:
         """Count an event such as "repetition". Return True if the settings end the attempt for it."""
         self._counts[why] += 1
-        if self._on[why] == "continue":
+        if self._action_on[why] == "continue":
             return False
         self._ended_by = why
         return True
@@ -336,7 +340,7 @@ def _run_of(config: Any) -> str:
 
 def _build_opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str, Any]]:
     """Return the system prompt and the messages of the task."""
-    messages = [dict(each) for each in task.init_messages] or [{"role": "user", "content": task.main_query}]
+    messages = [dict(message) for message in task.init_messages] or [{"role": "user", "content": task.main_query}]
     if messages[0].get("role") == "system" and settings.system_prompt is None:
         return messages
     system = (

@@ -66,7 +66,9 @@ class Condenser:
             on_failure: action if no model answers. "continue" shows the result unchanged, "end" fails the attempt as a
                 failure of the environment.
         """
-        self._agent, self._keep, self._count = agent, keep, count
+        self._agent = agent
+        self._keep = keep
+        self._count = count
         self._time_left, self._on_failure = time_left, on_failure
         self.counts: Counter[str] = Counter(condensed=0, failed=0)
 

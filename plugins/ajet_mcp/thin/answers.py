@@ -26,8 +26,8 @@ class Answers:
     def __init__(self, name: str, send: Send) -> None:
         self._name, self._send = name, send
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._future_of_request: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._background_tasks: set[asyncio.Task[None]] = set()
         self.over: CallFailedError | None = None
         """The reason why the connection has ended, or None."""
 
@@ -45,7 +45,7 @@ class Answers:
         if self.over is not None:
             raise CallFailedError(str(self.over), "environment", delivered=False, lost=True)
         number = next(self._numbers)
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        answer = self._future_of_request[number] = asyncio.get_running_loop().create_future()
         try:
             return result_of(
                 await asyncio.wait_for(self._send_and_wait(request(number, method, params), answer), seconds)
@@ -60,7 +60,7 @@ class Answers:
                 f"the MCP server {self._name} did not answer within {seconds:.3g} s", "timeout"
             ) from None
         finally:
-            self._waiting.pop(number, None)
+            self._future_of_request.pop(number, None)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # marks the exception as retrieved, even without a waiter
 
@@ -77,14 +77,14 @@ class Answers:
                 self._refuse_request(message)
             return
         number = id_of(message)
-        if number is None and message.get("error") is not None and len(self._waiting) == 1:
-            (number,) = self._waiting  # an unreadable request: the server knows no id
-        waiting = self._waiting.get(number) if number is not None else None
+        if number is None and message.get("error") is not None and len(self._future_of_request) == 1:
+            (number,) = self._future_of_request  # an unreadable request: the server knows no id
+        waiting = self._future_of_request.get(number) if number is not None else None
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
 
     def _refuse_request(self, message: Mapping[str, Any]) -> None:
-        if len(self._background) < MOST_REFUSALS:
+        if len(self._background_tasks) < MOST_REFUSALS:
             self._send_in_background(refusal(message))
         elif self.over is None:
             reason = f"the MCP server {self._name} sent more than {MOST_REFUSALS} requests without reading the replies"
@@ -92,7 +92,7 @@ class Answers:
 
     def fail(self, problem: CallFailedError, number: int | None = None) -> None:
         """Raise an error in one waiting request (`number` is its id), or in all."""
-        for each, waiting in self._waiting.items():
+        for each, waiting in self._future_of_request.items():
             if (number is None or each == number) and not waiting.done():
                 waiting.set_exception(problem)
 
@@ -101,7 +101,7 @@ class Answers:
         if self.over is None:
             self.over = problem
             self.fail(problem)
-        for task in self._background:
+        for task in self._background_tasks:
             task.cancel()
 
     def _send_in_background(self, message: Mapping[str, Any]) -> None:
@@ -110,5 +110,5 @@ class Answers:
                 await self._send(message)
 
         task = asyncio.create_task(send())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)

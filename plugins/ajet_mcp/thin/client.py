@@ -77,7 +77,9 @@ class ThinSession:
     __slots__ = ("_channel", "_closed", "_limits", "_name", "_schemas", "_seconds")
 
     def __init__(self, server: Server, channel: Channel, limits: Limits) -> None:
-        self._name, self._channel, self._limits = f"the MCP server {server.name}", channel, limits
+        self._name = f"the MCP server {server.name}"
+        self._channel = channel
+        self._limits = limits
         self._seconds = server.timeout or limits.call
         self._schemas: dict[str, Mapping[str, Any]] = {}
         self._closed = False

@@ -32,7 +32,7 @@ class DockSession:
     """Session of one attempt with AgentDock."""
 
     def __init__(self, server: Server, limits: Limits) -> None:
-        self._http, self._limits = HttpServer.of(server), limits
+        self._http_server, self._limits = HttpServer.of(server), limits
         self._base, self._seconds = server.url.rstrip("/"), server.timeout or limits.call
         self._servers: list[str] = []
         self._ids: dict[str, str] = {}
@@ -62,13 +62,15 @@ class DockSession:
 
     async def _start_servers(self) -> None:
         names, headers = await self._fetch_list("servers")
-        self._servers = list(dict.fromkeys(each for each in names if isinstance(each, str)))
+        self._servers = list(dict.fromkeys(name for name in names if isinstance(name, str)))
         if len(self._servers) > MOST_SERVERS:
             reason = f"names {len(self._servers)} servers, the limit is {MOST_SERVERS}"
-            raise self._http.failed(reason, "environment", delivered=False)
+            raise self._http_server.failed(reason, "environment", delivered=False)
         if path := headers.get("x-episodes", ""):
-            address, limits = self._http.own(path), self._limits
-            self._episode = await OwnEpisode.begin(self._http, address, seconds=limits.start, limit=limits.reply_bytes)
+            address, limits = self._http_server.own(path), self._limits
+            self._episode = await OwnEpisode.begin(
+                self._http_server, address, seconds=limits.start, limit=limits.reply_bytes
+            )
             self._headers = {"x-episode": self._episode.name}
 
     @property
@@ -82,8 +84,8 @@ class DockSession:
         server_tools = [
             (server, tool)
             for server, (entries, _) in zip(self._servers, of_each, strict=True)
-            for each in entries
-            if (tool := _parse_tool(server, each)) is not None
+            for entry in entries
+            if (tool := _parse_tool(server, entry)) is not None
         ]
         times = Counter(tool.name for _, tool in server_tools)
         named_tools = [(tool.name if times[tool.name] == 1 else f"{server}__{tool.name}", server, tool)
@@ -102,7 +104,7 @@ class DockSession:
         if loss is not None:
             raise loss
         if status in AWAY:
-            raise self._http.failed(f"has no {name}: {message}", "transport", delivered=status not in NOT_TAKEN)
+            raise self._http_server.failed(f"has no {name}: {message}", "transport", delivered=status not in NOT_TAKEN)
         return Reply(({"type": "text", "text": message},), failed=True)
 
     async def close(self) -> None:
@@ -110,7 +112,7 @@ class DockSession:
         self._closed = True
         episode, self._episode = self._episode, None
         if episode is not None:
-            await self._http.leave(episode.address, seconds=self._limits.close)
+            await self._http_server.leave(episode.address, seconds=self._limits.close)
 
     async def _fetch_list(self, what: str, server: str = "") -> tuple[list[Any], Mapping[str, str]]:
         path = f"server/{quote(server, safe='')}/{what}" if server else what
@@ -118,7 +120,9 @@ class DockSession:
         entries = body.get(what)
         if status >= 400 or not isinstance(entries, list):
             message = _find_message(body) or f"HTTP {status}, and no list of {what}"
-            raise self._http.failed(f"is not a usable AgentDock server: {message}", "environment", delivered=False)
+            raise self._http_server.failed(
+                f"is not a usable AgentDock server: {message}", "environment", delivered=False
+            )
         return entries, headers
 
     async def _send_request(
@@ -131,12 +135,12 @@ class DockSession:
         """
         if self._closed:
             raise CallFailedError("this session is closed", "environment", delivered=False, lost=True)
-        status, headers, reply = await self._http.exchange(
+        status, headers, reply = await self._http_server.exchange(
             method, url, seconds=seconds, limit=self._limits.reply_bytes, body=body, headers=self._headers
         )
         if not isinstance(reply, dict):
             delivered = status not in NOT_TAKEN
-            raise self._http.failed(
+            raise self._http_server.failed(
                 f"answered with HTTP status {status} and no JSON object", "transport", delivered=delivered
             )
         inside, content = reply.get("status_code"), reply.get("content")
@@ -166,9 +170,9 @@ def _find_message(body: Mapping[str, Any]) -> str:
 
 def _convert_content(content: Any) -> tuple[dict[str, Any], ...]:
     """Convert AgentDock's result (a plain value or OpenAI content parts) to MCP content blocks."""
-    if not isinstance(content, list) or not all(isinstance(each, dict) and "type" in each for each in content):
+    if not isinstance(content, list) or not all(isinstance(part, dict) and "type" in part for part in content):
         return (_build_text_block(content),) if content is not None else ()
-    return tuple(_convert_block(each) for each in content)
+    return tuple(_convert_block(part) for part in content)
 
 
 def _convert_block(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class HttpChannel:
         self._server, self._limit = server, limit
         self._numbers = itertools.count(1)
         self._headers: dict[str, str] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._background_tasks: set[asyncio.Task[None]] = set()
         self._episode: OwnEpisode | None = None
 
     async def start(self, seconds: float) -> None:
@@ -64,7 +64,7 @@ class HttpChannel:
         try:
             answer, session = await self._send_request("initialize", HELLO, {}, seconds)
         except (CallFailedError, RpcError):
-            server.stateless = None  # another server may answer at this address next time
+            server.stateless = None  # ask again next time: another server may answer then
             raise
         version = answer.get("protocolVersion")
         self._headers = {"MCP-Protocol-Version": version if is_header_text(version) else HELLO["protocolVersion"]}
@@ -103,7 +103,7 @@ class HttpChannel:
 
     async def close(self, seconds: float) -> None:
         """End the session or episode on the server."""
-        for task in self._background:
+        for task in self._background_tasks:
             task.cancel()
         episode, headers = self._episode, self._headers
         self._episode, self._headers = None, {}
@@ -116,7 +116,7 @@ class HttpChannel:
         try:
             self._episode = await OwnEpisode.begin(server, server.episodes, seconds=seconds, limit=self._limit)
         except CallFailedError:
-            server.stateless = None  # another server may answer at this address next time
+            server.stateless = None  # ask again next time: another server may answer then
             raise
 
     async def _send_request(
@@ -141,14 +141,15 @@ class HttpChannel:
         """
         message = notification("notifications/cancelled", {"requestId": number, "reason": "no one waits for it"})
         task = asyncio.create_task(self._send_notification(message))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
 
     async def _send_notification(self, message: Mapping[str, Any]) -> None:
         with suppress(CallFailedError):  # the result of the notification does not matter
             await self._server.send(message, self._headers, seconds=KEEPALIVE_S, limit=self._limit)
 
     async def _is_stateless(self, seconds: float) -> bool:
+        """Return True if the server follows the stateless revision of MCP. Older servers refuse the request."""
         headers = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "server/discover"}
         try:
             result, _ = await self._send_request("server/discover", {}, headers, seconds)

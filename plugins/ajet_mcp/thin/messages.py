@@ -183,11 +183,11 @@ class EventStream:
     """
 
     def __init__(self) -> None:
-        self._left: list[bytes] = []
+        self._unfinished_line: list[bytes] = []
         """Pieces of the line still unfinished."""
         self._after_cr = False
-        self._begun = False
-        self._event, self._data = "", list[str]()
+        self._has_begun = False
+        self._event, self._data_lines = "", list[str]()
 
     def take(self, chunk: bytes) -> Iterator[tuple[str, str]]:
         """Yield the events completed by `chunk`."""
@@ -197,34 +197,34 @@ class EventStream:
             return
         self._after_cr = chunk.endswith(b"\r")
         if _LINE_END.search(chunk) is None:
-            self._left.append(chunk)
+            self._unfinished_line.append(chunk)
             return
-        *lines, rest = _LINE_END.split(b"".join((*self._left, chunk)))
-        self._left = [rest]
+        *lines, rest = _LINE_END.split(b"".join((*self._unfinished_line, chunk)))
+        self._unfinished_line = [rest]
         for raw in lines:
-            if raw or self._data:
+            if raw or self._data_lines:
                 yield from self._read_line(raw)
             else:
-                self._event, self._begun = "", True
+                self._event, self._has_begun = "", True
 
     def finish(self) -> Iterator[tuple[str, str]]:
         """Yield the event completed by the end of the stream, if the server sent no final empty line."""
-        yield from self._read_line(b"".join(self._left))
-        self._left = []
+        yield from self._read_line(b"".join(self._unfinished_line))
+        self._unfinished_line = []
         yield from self._read_line(b"")
 
     def _read_line(self, raw: bytes) -> Iterator[tuple[str, str]]:
         line = raw.decode("utf-8", "replace")
-        if not self._begun:
-            self._begun, line = True, line.removeprefix("\ufeff")
+        if not self._has_begun:
+            self._has_begun, line = True, line.removeprefix("\ufeff")
         if not line:
-            if self._data:
-                yield self._event or "message", "\n".join(self._data)
-            self._event, self._data = "", []
+            if self._data_lines:
+                yield self._event or "message", "\n".join(self._data_lines)
+            self._event, self._data_lines = "", []
             return
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "data":
-            self._data.append(value)
+            self._data_lines.append(value)
         elif name == "event":
             self._event = value

@@ -41,7 +41,7 @@ def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
         elif name in NAMED_SUBSCHEMAS:
             plain[name] = {key: _clean_schema(each) for key, each in _as_object(value).items()}
         elif isinstance(value, list):
-            plain[name] = [_clean_schema(each) for each in value]
+            plain[name] = [_clean_schema(item) for item in value]
         elif value is not None:
             plain[name] = _clean_schema(value)
     return plain
@@ -55,7 +55,7 @@ def _clean_schema(value: Any) -> Any:
 def reply_of(result: Mapping[str, Any]) -> Reply:
     """Return the reply in a `tools/call` result."""
     content = result.get("content")
-    blocks = tuple(each for each in content if isinstance(each, dict)) if isinstance(content, list) else ()
+    blocks = tuple(part for part in content if isinstance(part, dict)) if isinstance(content, list) else ()
     return Reply(blocks, failed=result.get("isError") is True, structured=result.get("structuredContent"))
 
 

@@ -330,8 +330,8 @@ async def close_all() -> None:
     """Close the connections of all servers."""
     servers = list(_servers.values())
     _servers.clear()
-    for each in servers:
-        await each.connections.close()
+    for server in servers:
+        await server.connections.close()
 
 
 async def _drain_reply(reply: aiohttp.ClientResponse) -> None:

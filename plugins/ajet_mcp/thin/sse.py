@@ -26,7 +26,7 @@ class SseChannel:
     def __init__(self, server: HttpServer, limit: int) -> None:
         self._server, self._limit = server, limit
         self._answers = Answers(server.name, self._post_message)
-        self._reading: asyncio.Task[None] | None = None
+        self._read_task: asyncio.Task[None] | None = None
         self._address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._seconds = 0.0
 
@@ -38,7 +38,7 @@ class SseChannel:
             RpcError: the server answered with an error.
         """
         self._seconds = seconds
-        self._reading = asyncio.create_task(self._read_stream())
+        self._read_task = asyncio.create_task(self._read_stream())
         await asyncio.shield(self._address)
         await self._answers.request("initialize", HELLO, seconds)
         await self._post_message(notification("notifications/initialized"))
@@ -62,9 +62,9 @@ class SseChannel:
     async def close(self, seconds: float) -> None:
         """Close the stream within `seconds`."""
         self._answers.end(CallFailedError("this session is closed", "environment", delivered=False, lost=True))
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading], timeout=seconds)
+        if self._read_task is not None:
+            self._read_task.cancel()
+            await asyncio.wait([self._read_task], timeout=seconds)
 
     async def _post_message(self, message: Mapping[str, Any]) -> None:
         address = await asyncio.shield(self._address)

@@ -44,8 +44,8 @@ class StdioConnection:
         self.stateless = False
         self._process: ServerProcess | None = None
         self.answers = Answers(server.name, self._send_message)
-        self._started: asyncio.Task[None] | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._start_task: asyncio.Task[None] | None = None
+        self._read_task: asyncio.Task[None] | None = None
 
     async def start(self, seconds: float) -> None:
         """Start the process once; later callers wait for the first start.
@@ -54,13 +54,13 @@ class StdioConnection:
             CallFailedError: the process cannot be started.
             RpcError: the server answered with an error.
         """
-        if self._started is None:
-            self._started = asyncio.create_task(self._start_process(seconds))
-        await asyncio.shield(self._started)
+        if self._start_task is None:
+            self._start_task = asyncio.create_task(self._start_process(seconds))
+        await asyncio.shield(self._start_task)
 
     async def _start_process(self, seconds: float) -> None:
         self._process = await ServerProcess.start(self._server)
-        self._reading = asyncio.create_task(self._read_replies(self._process))
+        self._read_task = asyncio.create_task(self._read_replies(self._process))
         try:
             await self.answers.request("initialize", HELLO, seconds)
         except RpcError as error:
@@ -72,16 +72,16 @@ class StdioConnection:
 
     async def end(self, seconds: float) -> None:
         """End the process and all processes started by it."""
-        if self._started is not None and not self._started.done():
-            self._started.cancel()
-            await asyncio.wait([self._started])
-        elif self._started is not None and not self._started.cancelled():
-            self._started.exception()  # marks the exception as retrieved; the starter received it
+        if self._start_task is not None and not self._start_task.done():
+            self._start_task.cancel()
+            await asyncio.wait([self._start_task])
+        elif self._start_task is not None and not self._start_task.cancelled():
+            self._start_task.exception()  # marks the exception as retrieved; the starter received it
         self.answers.end(CallFailedError("this session is closed", "environment", delivered=False, lost=True))
         if self._process is not None:
             await self._process.end(seconds)
-        if self._reading is not None:
-            self._reading.cancel()
+        if self._read_task is not None:
+            self._read_task.cancel()
 
     async def _send_message(self, message: Mapping[str, Any]) -> None:
         assert self._process is not None

@@ -73,7 +73,7 @@ class Trail:
     @property
     def ok(self) -> bool:
         """True if no listed episode or step is known to be changed."""
-        return all(each["as_committed"] is not False for each in (*self.episodes, *self.steps))
+        return all(episode["as_committed"] is not False for episode in (*self.episodes, *self.steps))
 
 
 def find_run_folder(run: str, root: Path) -> Path:
@@ -305,7 +305,7 @@ class _SavedCheckpoints:
     """Finds the checkpoints of a run that contain the update of a step."""
 
     def __init__(self, index: ChainIndex, checkpoints: Checkpoints) -> None:
-        self._present_steps = [each.step for each in checkpoints.all()]
+        self._present_steps = [checkpoint.step for checkpoint in checkpoints.all()]
         self._all_steps = sorted({*self._present_steps, *(step for step, _ in index.list_checkpoints())})
 
     def find_checkpoints_with(self, step: int | None) -> dict[str, Any]:

@@ -58,10 +58,10 @@ class ChainIndex:
         self._file = open_record_file(path) if has_record_file(path) and path.stat().st_size else None
         self._text: Any = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) if self._file else b""
         self._complete_end = self._text.rfind(b"\n") + 1
-        """Start of an unfinished last link."""
+        """Byte offset of a last link that was not written completely, as after a kill."""
         self._heads = list(self._read_heads())
-        self._starts = {head.link: head.at for head in self._heads if head.kind == "start"}
-        self._resumes = [(head.at, head.step) for head in self._heads if head.kind == "resume"]
+        self._start_offsets = {head.link: head.at for head in self._heads if head.kind == "start"}
+        self._resume_offsets = [(head.at, head.step) for head in self._heads if head.kind == "resume"]
 
     def __enter__(self) -> ChainIndex:
         return self
@@ -106,7 +106,7 @@ class ChainIndex:
 
     def read_start(self, link: int) -> dict[str, Any]:
         """Return the content of the link that a process wrote at its start, or {} if `link` is no such link."""
-        return self._parse_link(self._starts[link]) if link in self._starts else {}
+        return self._parse_link(self._start_offsets[link]) if link in self._start_offsets else {}
 
     def list_settings(self) -> list[tuple[int, str]]:
         """Return the settings of each launch of the run, in order.
@@ -114,8 +114,8 @@ class ChainIndex:
         Returns:
             Pairs of the last step before the launch and the digest of its resolved.yaml.
         """
-        starts = (self._parse_link(offset) for offset in self._starts.values())
-        return [(int(each["step"]), str(each.get("files", {}).get("resolved.yaml", ""))) for each in starts]
+        starts = (self._parse_link(offset) for offset in self._start_offsets.values())
+        return [(int(start["step"]), str(start.get("files", {}).get("resolved.yaml", ""))) for start in starts]
 
     def _find_lines(self, needle: bytes, wanted: Any) -> list[EpisodeLineLocation]:
         locations: list[EpisodeLineLocation] = []
@@ -135,7 +135,7 @@ class ChainIndex:
         """
         begin, _ = self._find_line_bounds(at)
         number = self._heads[bisect_left(self._heads, begin, key=lambda head: head.at)].link
-        start = max((link for link in self._starts if link <= number), default=0)
+        start = max((link for link in self._start_offsets if link <= number), default=0)
         try:
             written = [LinkedLines.of(block) for block in self._parse_link(at).get("episodes", ())]
             places = [
@@ -164,7 +164,7 @@ class ChainIndex:
             at: byte offset of the link.
             step: its step.
         """
-        return all(resume < at or after >= step for resume, after in self._resumes)
+        return all(resume < at or after >= step for resume, after in self._resume_offsets)
 
     def _read_heads(self) -> Iterator[_LinkHead]:
         """Yield the first fields of all links, in order."""

@@ -61,7 +61,7 @@ class ChainState:
     """What a run's files must contain, accumulated from the chain's links in order."""
 
     links: int = 0
-    """Number of the last link."""
+    """Number of the last link of the chain of digests."""
     head: str = GENESIS
     """Digest of the last link."""
     heads: set[str] = field(default_factory=set)  # digests of all links
@@ -74,7 +74,7 @@ class ChainState:
     run: str = ""
     starts: list[dict[str, Any]] = field(default_factory=list)
     steps: dict[int, int] = field(default_factory=dict)
-    """Training step -> link number."""
+    """Training step -> number of the link that committed it."""
     files: dict[str, list[LinkedLines]] = field(default_factory=dict)
     rows: list[tuple[int, str]] = field(default_factory=list)
     """(step, digest) of each row of metrics.jsonl."""
@@ -342,6 +342,7 @@ def _digest_lines(path: Path, linked: int, size: int) -> list[str]:
 def _compare_lines(
     file: str, expected: Sequence[str], found: Sequence[str], names: Sequence[str], *, open_end: bool
 ) -> Iterator[Change]:
+    """Yield the differences between the committed lines of a file and its present lines, compared by digest."""
     if list(found[: len(expected)]) == list(expected) and (open_end or len(found) == len(expected)):
         return
     # A line is "changed" if an unknown line stands in its place, else "missing". Equal lines may occur several times.

@@ -32,7 +32,7 @@ def encode_audit(found: RunAudit | Trail) -> str:
     if isinstance(found, Trail):
         content = {"run": str(found.run), "step": found.step, "episodes": found.episodes, "steps": found.steps}
     else:
-        changes = [{"file": each.file, "line": each.line, "what": each.what} for each in found.changes]
+        changes = [{"file": change.file, "line": change.line, "what": change.what} for change in found.changes]
         content = {"run": str(found.run), "chain": None, "changes": changes}
         if (state := found.state) is not None:
             content["chain"] = {
@@ -54,7 +54,7 @@ def print_audit(found: RunAudit | Trail, console: Console) -> None:
 
 
 def _count_episodes(found: RunAudit) -> int:
-    return sum(len(each.lines) for lines in found.state.files.values() for each in lines) if found.state else 0
+    return sum(len(written.lines) for files in found.state.files.values() for written in files) if found.state else 0
 
 
 def _format_run(found: RunAudit) -> Iterator[str]:
@@ -187,33 +187,35 @@ def _build_episode_table(found: Trail) -> Table:
     for name in ("episode", "task", "try", "calls", "tools", "reward", "step", "advantage", "trained", "line"):
         is_text = name in ("episode", "task")
         table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
-    for each in found.episodes[:MOST]:
-        line = f"{parse_episode_step(each['file'])}:{each['line']}"
-        if each["as_committed"] is False or each.get("gone"):
-            cells = [each["uuid"][:8], "removed" if each.get("gone") else "CHANGED", *[""] * 7, line]
+    for episode in found.episodes[:MOST]:
+        line = f"{parse_episode_step(episode['file'])}:{episode['line']}"
+        if episode["as_committed"] is False or episode.get("gone"):
+            cells = [episode["uuid"][:8], "removed" if episode.get("gone") else "CHANGED", *[""] * 7, line]
         else:
             cells = [
-                each["uuid"][:8], each["task"], str(each["repeat"]), str(len(each["calls"])), str(len(each["tools"])),
-                format_number(each["reward"], ".3g") if each["status"] == "completed" else each["status"],
-                "–" if each["trained_in"] is None else str(each["trained_in"]), format_number(each["advantage"], ".3g"),
-                f"{each['trained_tokens']}/{each['sampled_tokens']}", line,
+                episode["uuid"][:8], episode["task"], str(episode["repeat"]), str(len(episode["calls"])),
+                str(len(episode["tools"])),
+                format_number(episode["reward"], ".3g") if episode["status"] == "completed" else episode["status"],
+                "–" if episode["trained_in"] is None else str(episode["trained_in"]),
+                format_number(episode["advantage"], ".3g"),
+                f"{episode['trained_tokens']}/{episode['sampled_tokens']}", line,
             ]  # fmt: skip
         table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
 def _format_summary(found: Trail) -> Iterator[str]:
-    changed = sum(each["as_committed"] is False for each in found.episodes)
-    unknown = sum(each["as_committed"] is None for each in found.episodes)
+    changed = sum(episode["as_committed"] is False for episode in found.episodes)
+    unknown = sum(episode["as_committed"] is None for episode in found.episodes)
     if changed:
         yield f"{counted(changed, 'episode')} not as committed."
     if unknown:
         yield f"{counted(unknown, 'episode')} without a chain, or removed: not verified."
     if not changed and not unknown:
         yield f"{counted(len(found.episodes), 'episode')}, each as committed."
-    players = {_format_player(each) for each in found.episodes if not each.get("gone")} - {""}
-    for each in sorted(players):
-        yield f"played{each}"
+    players = {_format_player(episode) for episode in found.episodes if not episode.get("gone")} - {""}
+    for player in sorted(players):
+        yield f"played{player}"
 
 
 def _format_commitment(each: dict[str, Any]) -> str:
@@ -258,6 +260,6 @@ def _format_checkpoints(steps: list[int]) -> str:
     return names + (f" and {len(steps) - 3} more" if len(steps) > 3 else "")
 
 
-def _shorten_text(text: str | None, most: int = WIDE) -> str:
+def _shorten_text(text: str | None, limit: int = WIDE) -> str:
     text = " ".join((text or "").split())
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -18,10 +18,10 @@ class UnlinkedWindow:
 
     outcome: str = ""
     """How the last process ended, such as "finished"; "" if the process lives or was killed."""
-    _last: int = 0  # the last step in the chain
-    _reach: int = 0
-    """The last step in the chain before a resume that has not recorded a step yet; otherwise `_last`."""
-    _forgotten: set[str] = field(default_factory=set)
+    _last_step: int = 0  # the last step in the chain
+    _last_possible_step: int = 0
+    """The last step in the chain before a resume that has not recorded a step yet; otherwise `_last_step`."""
+    _discarded: set[str] = field(default_factory=set)
     """Files and row digests discarded by this resume."""
 
     @property
@@ -31,7 +31,7 @@ class UnlinkedWindow:
 
     def begin_after(self, step: int) -> None:
         """Note that the run started from a checkpoint of this step."""
-        self._last, self._reach = max(self._last, step), max(self._reach, step)
+        self._last_step, self._last_possible_step = max(self._last_step, step), max(self._last_possible_step, step)
 
     def reopen(self, step: int, forgotten: Collection[str]) -> None:
         """Note a resume, which removes the files and rows of later steps.
@@ -40,15 +40,15 @@ class UnlinkedWindow:
             step: step of the resumed checkpoint.
             forgotten: the episode files and row digests of later steps.
         """
-        self._reach = max(self._reach, self._last)
-        self._last, self.outcome = max(step, 0), ""
-        self._forgotten |= {*forgotten}
+        self._last_possible_step = max(self._last_possible_step, self._last_step)
+        self._last_step, self.outcome = max(step, 0), ""
+        self._discarded |= {*forgotten}
 
     def advance(self, step: int) -> None:
         """Note that the chain has the data of a step."""
-        self._last = self._reach = max(self._last, step)
+        self._last_step = self._last_possible_step = max(self._last_step, step)
         self.outcome = ""
-        self._forgotten.clear()
+        self._discarded.clear()
 
     def close(self, outcome: str) -> None:
         """Note that the process ended normally.
@@ -56,16 +56,16 @@ class UnlinkedWindow:
         Args:
             outcome: how it ended, such as "finished".
         """
-        self._reach, self.outcome = self._last, outcome
-        self._forgotten.clear()
+        self._last_possible_step, self.outcome = self._last_step, outcome
+        self._discarded.clear()
 
     def admits_step(self, step: int) -> bool:
         """True if data of this step may be absent from the chain."""
-        return not self.is_closed and self._last <= step <= self._reach + 1
+        return not self.is_closed and self._last_step <= step <= self._last_possible_step + 1
 
     def admits_file(self, file: str, step: int) -> bool:
         """True if an episode file, or lines at its end, may be absent from the chain."""
-        return self.admits_step(step) or (not self.is_closed and file in self._forgotten)
+        return self.admits_step(step) or (not self.is_closed and file in self._discarded)
 
     def admits_rows(self, rows: Sequence[str], steps: Sequence[int]) -> bool:
         """True if the last rows of metrics.jsonl may be absent from the chain.
@@ -74,5 +74,5 @@ class UnlinkedWindow:
             rows: digests of the rows that the chain does not list.
             steps: their steps.
         """
-        new = [step for row, step in zip(rows, steps, strict=True) if row not in self._forgotten]
+        new = [step for row, step in zip(rows, steps, strict=True) if row not in self._discarded]
         return not self.is_closed and len(new) <= 1 and all(map(self.admits_step, new))

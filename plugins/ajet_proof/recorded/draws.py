@@ -35,8 +35,10 @@ class DrawChecker:
     def __init__(
         self, settings: AjetConfig, frontier: Mapping[str, Any], rows: Mapping[int, Mapping[str, Any]]
     ) -> None:
-        self._rows, self._next, self._is_complete = rows, 1, True
-        self._drawn: dict[int, list[str] | None] = {}
+        self._rows = rows
+        self._next = 1
+        self._is_complete = True
+        self._task_ids_of_epoch: dict[int, list[str] | None] = {}
         """Epoch -> its task ids in order, or None if the epoch cannot be drawn again."""
         config, self._curriculum = settings.data.curriculum, None
         self._has_curriculum = config.prefer is not None
@@ -47,31 +49,31 @@ class DrawChecker:
     @property
     def held(self) -> int:
         """Number of epochs that were drawn again and compared."""
-        return sum(tasks is not None for tasks in self._drawn.values())
+        return sum(tasks is not None for tasks in self._task_ids_of_epoch.values())
 
     @property
     def unheld(self) -> Counter[str]:
         """Number of epochs that could not be drawn again, by reason."""
         reason = NO_IDS if self._curriculum is None else NOT_ALL
-        return +Counter({reason: sum(tasks is None for tasks in self._drawn.values())})
+        return +Counter({reason: sum(tasks is None for tasks in self._task_ids_of_epoch.values())})
 
     def check_step(self, step: int, groups: Sequence[Group]) -> Iterator[str]:
         """Yield a message for each group of a step whose task is not the one that the curriculum draws."""
         if not self._has_curriculum:
             return
         if self._curriculum is None:
-            self._drawn[0] = None  # the length of an epoch is not recorded, either
+            self._task_ids_of_epoch[0] = None  # the length of an epoch is not recorded, either
             return
         self._is_complete = self._is_complete and all(not self._has_attempts(each) for each in range(self._next, step))
         self._next = step + 1
         row = self._rows.get(step, {})
         used_orders = {int(order) for name in TAKEN for order in row.get(name, ())} | {group.order for group in groups}
         size = len(self._curriculum)
-        for epoch in sorted({order // size for order in used_orders if order >= 0} - self._drawn.keys()):
-            self._drawn[epoch] = list(self._curriculum.epoch(epoch)) if self._is_complete else None
+        for epoch in sorted({order // size for order in used_orders if order >= 0} - self._task_ids_of_epoch.keys()):
+            self._task_ids_of_epoch[epoch] = list(self._curriculum.epoch(epoch)) if self._is_complete else None
         for group in groups:
             epoch, index = divmod(group.order, size)
-            drawn = self._drawn.get(epoch)
+            drawn = self._task_ids_of_epoch.get(epoch)
             if drawn is not None and drawn[index] != group.task.task_id:
                 yield f"position {group.order} has task {group.task.task_id}, but the curriculum draws {drawn[index]}"
         self._curriculum.record_results(groups)

@@ -70,10 +70,10 @@ class LossChecker:
     """
 
     def __init__(self) -> None:
-        self._before: dict[int, int] = {}
+        self._version_before_step: dict[int, int] = {}
         """Step -> policy version before its update."""
-        self._held: set[int] = set()
-        self._why: Counter[str] = Counter()
+        self._held_steps: set[int] = set()
+        self._skip_reasons: Counter[str] = Counter()
 
     def expect_step(self, step: int, batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConfig) -> None:
         """Register a step whose loss shall be checked, or count why it cannot be.
@@ -85,13 +85,13 @@ class LossChecker:
         if not batch.samples or settings.sft.objective == "dpo":  # the loss of pairs is a number of their credit
             return
         if reason := explain_missing_loss(batch, row, settings):
-            self._why[reason] += 1
+            self._skip_reasons[reason] += 1
         else:
-            self._before[step] = int(row["version"]) - 1
+            self._version_before_step[step] = int(row["version"]) - 1
 
     def list_steps_from(self, version: int) -> list[int]:
         """Return the steps whose update started from this policy version."""
-        return sorted(step for step, before in self._before.items() if before == version)
+        return sorted(step for step, before in self._version_before_step.items() if before == version)
 
     def check_step(
         self,
@@ -113,8 +113,8 @@ class LossChecker:
             others: True if the step was trained under other settings than the present ones. A difference then is no
                 error, and the step counts as unchecked.
         """
-        self._held.add(step)
-        recomputed = scorer.losses(batch, version=self._before[step], reference=reference)
+        self._held_steps.add(step)
+        recomputed = scorer.losses(batch, version=self._version_before_step[step], reference=reference)
         floor = FLOOR.get(scorer.dtype, FLOOR["bfloat16"])
         problems = []
         for name, loss in recomputed.items():
@@ -126,16 +126,16 @@ class LossChecker:
                     "from its tokens"
                 )
         if problems and others:
-            self._held.discard(step)
-            del self._before[step]
-            self._why[OTHERS] += 1
+            self._held_steps.discard(step)
+            del self._version_before_step[step]
+            self._skip_reasons[OTHERS] += 1
             return []
         return problems
 
     @property
     def held(self) -> int:
         """Number of steps with a recomputed loss."""
-        return len(self._held)
+        return len(self._held_steps)
 
     def unheld(self, *, is_complete: bool) -> Counter[str]:
         """Return the number of steps without a recomputed loss, by reason.
@@ -143,5 +143,5 @@ class LossChecker:
         Args:
             is_complete: True if every log-probability was recomputed whose weights are available.
         """
-        rest = len(self._before) - len(self._held)
-        return +(self._why + Counter({GONE if is_complete else NOT_ASKED: rest}))
+        rest = len(self._version_before_step) - len(self._held_steps)
+        return +(self._skip_reasons + Counter({GONE if is_complete else NOT_ASKED: rest}))

@@ -122,7 +122,7 @@ class ProofReport:
     @property
     def ok(self) -> bool:
         """True if no token, step or distribution is wrong."""
-        return self.proof.ok and not self.wrong_steps and all(each.spread.problem is None for each in self.spreads)
+        return self.proof.ok and not self.wrong_steps and all(spread.spread.problem is None for spread in self.spreads)
 
     @property
     def unproven(self) -> Counter[str]:
@@ -239,7 +239,7 @@ def find_model(
 
 def find_tokenizer(checkpoints: Checkpoints) -> Path | None:
     """Return the folder of the newest checkpoint that has a tokenizer, or None. All tokenizers of a run are equal."""
-    saved = [each.path for each in checkpoints.all() if (each.path / "tokenizer.json").is_file()]
+    saved = [checkpoint.path for checkpoint in checkpoints.all() if (checkpoint.path / "tokenizer.json").is_file()]
     return saved[-1] if saved else None
 
 
@@ -281,6 +281,7 @@ def prove_episode(episode: Episode, settings: AjetConfig, renderer: Any, *, newe
 
 
 def _prove_ids(report: ProofReport, experiment: Experiment) -> StepChecker | None:
+    """Check the token ids of every recorded episode, and the rows of every step. Needs no weights."""
     settings, (_, renderer) = experiment.ajet, load_tokenizer_and_renderer(experiment)
     chain = read_chain(report.target.run)
     removed = chain.removed if chain is not None else {}
@@ -444,5 +445,6 @@ def find_weights(checkpoints: Checkpoints, experiment: Experiment) -> Weights:
 
     checkpoints.require_whole()
     return {
-        saved_version(experiment, each.path): (each.path, f"checkpoints/{each.path.name}") for each in checkpoints.all()
+        saved_version(experiment, checkpoint.path): (checkpoint.path, f"checkpoints/{checkpoint.path.name}")
+        for checkpoint in checkpoints.all()
     }

@@ -35,7 +35,7 @@ FULL_DISTRIBUTION = (1.0, 1.0, -1)
 """(temperature, top_p, top_k) of the untruncated distribution at temperature 1."""
 
 WRITTEN = -2
-"""Pseudo policy version of given replies (supervised tokens)."""
+"""Stands for a policy version where the tokens come from supervised data, not from a policy."""
 SamplingDistribution = tuple[float, float, int]
 Mask = npt.NDArray[np.bool_]
 
@@ -53,8 +53,8 @@ class LogprobRecomputation:
         self._scorer, self._settings = scorer, settings
         self._version, self._tolerance = version, tolerance
         self._gaps: list[tuple[int, Split, str, float, Doubles]] = []
-        self._measured: list[Sample] = []
-        self._first: list[Floats] = []
+        self._measured_samples: list[Sample] = []
+        self._first_logprobs: list[Floats] = []
 
     def check_episodes(self, proof: Proof, episodes: Sequence[Episode], step: int, split: Split) -> int:
         """Compare the tokens that this policy version sampled in some episodes with the forward pass.
@@ -182,16 +182,16 @@ class LogprobRecomputation:
 
     def _collect_noise_samples(self, samples: Sequence[Sample], computed: Sequence[Floats]) -> None:
         for sample, logprobs in zip(samples, computed, strict=True):
-            if sum(each.timeline.sampled for each in self._measured) < NOISE_TOKENS:
-                self._measured.append(sample)
-                self._first.append(logprobs)
+            if sum(each.timeline.sampled for each in self._measured_samples) < NOISE_TOKENS:
+                self._measured_samples.append(sample)
+                self._first_logprobs.append(logprobs)
 
     def _measure_noise(self) -> Noise:
         """Measure numerical noise: how far two computations of the same log-probabilities differ.
 
         The second one has each sample in a row of its own, and below float32 a third one uses float32 weights.
         """
-        samples, first = self._measured, _join_masked(self._measured, self._first)
+        samples, first = self._measured_samples, _join_masked(self._measured_samples, self._first_logprobs)
         alone = pack(samples, 1, share_prefixes=False)
         differences = [first - _join_masked(samples, self._score_rows(samples, alone))]
         if self._scorer.dtype != "float32" and self._scorer.widen():

@@ -44,7 +44,7 @@ def encode_report(report: ProofReport) -> str:
         "forks": dict(proof.forks),
         "unchecked": dict(proof.unchecked),
         "unproven": dict(report.unproven),
-        "wrong_steps": [asdict(each) for each in report.wrong_steps],
+        "wrong_steps": [asdict(step) for step in report.wrong_steps],
         "held_steps": report.held_steps,
         "unheld_steps": dict(report.unheld_steps),
         "held_losses": report.held_losses,
@@ -56,10 +56,10 @@ def encode_report(report: ProofReport) -> str:
         "altered": report.altered,
         "outside": list(OUTSIDE),
         "spreads": [
-            {"step": each.step, "split": each.split, "version": each.version, "which": each.which}
-            | asdict(each.spread)
-            | {"problem": each.spread.problem}
-            for each in report.spreads
+            {"step": spread.step, "split": spread.split, "version": spread.version, "which": spread.which}
+            | asdict(spread.spread)
+            | {"problem": spread.spread.problem}
+            for spread in report.spreads
         ],
         "weights": {str(version): name for version, name in report.weights.items()},
         "plays": [
@@ -114,7 +114,7 @@ def print_report(report: ProofReport) -> None:
         print_line(f"{counted(count, 'token')} not checked: {UNCHECKED.get(reason, reason)}.")
     for line in _describe_recomputation(report):
         print_line(line)
-    wrong_spreads = [_format_spread(each) for each in report.spreads if each.spread.problem is not None]
+    wrong_spreads = [_format_spread(spread) for spread in report.spreads if spread.spread.problem is not None]
     findings: tuple[tuple[str, Sequence[object]], ...] = (
         ("left out", report.altered),
         ("wrong token", proof.wrong),
@@ -122,8 +122,8 @@ def print_report(report: ProofReport) -> None:
         ("wrong distribution", wrong_spreads),
     )
     for label, problems in findings:
-        for each in problems[:SHOWN]:
-            console.print(Text.assemble((f"{label}  ", "bold red"), str(each)), soft_wrap=True)
+        for problem in problems[:SHOWN]:
+            console.print(Text.assemble((f"{label}  ", "bold red"), str(problem)), soft_wrap=True)
         if len(problems) > SHOWN:
             print_line(f"… and {len(problems) - SHOWN} more (--json lists all).")
     checks = (
@@ -176,6 +176,7 @@ UNCHECKED = {
 
 
 def _describe_recomputation(report: ProofReport) -> list[str]:
+    """Return lines about the recomputed log-probabilities: with which weights, which gaps, and for which steps."""
     if report.why_not:
         return [f"Ids only, no log-probabilities: {report.why_not}."]
     complete = [play for play in report.plays if play.recomputed and play.recomputed == sum(play.sampled.values())]
@@ -189,7 +190,7 @@ def _describe_recomputation(report: ProofReport) -> list[str]:
             f"tolerance {report.tolerance:g} nats; mean gap {report.proof.mismatch_kl:.2g}."
         )
     if report.spreads:
-        widest = max(report.spreads, key=lambda each: abs(each.spread.mean) / each.spread.mean_allowed).spread
+        widest = max(report.spreads, key=lambda spread: abs(spread.spread.mean) / spread.spread.mean_allowed).spread
         lines.append(
             f"Gaps of {counted(len(report.spreads), 'distribution')}, compared with this machine's noise: the largest "
             f"mean is {widest.mean:.2g} ± {widest.error:.1g} nats, of {widest.mean_allowed:.2g} allowed."

@@ -77,28 +77,30 @@ class StepChecker:
             removed: Files below the folder that `ajet gc` or the run removed, according to the chain.
             finished: True if the run has ended normally.
         """
-        self._run, self._removed, self._finished = run, removed, finished
+        self._run = run
+        self._removed = removed
+        self._finished = finished
         self._settings, self._backbone = experiment.ajet, experiment.backbone
-        self._streams = "streams" in self._backbone.can or self._settings.trainer_common.mode == "async"
-        self._replaces = "replaces" in self._backbone.can
-        self._foreign = bool(self._backbone.roots and experiment.backbone_overrides)
-        self._trains = (run / RUN_IDENTITY).exists()
-        all_rows = list(read_rows(run / METRICS)) if self._trains else []
-        self._rows = _read_last_rows(run / METRICS)
-        self._doubled = sorted(
+        self._has_no_fixed_order = "streams" in self._backbone.can or self._settings.trainer_common.mode == "async"
+        self._may_replace_groups = "replaces" in self._backbone.can
+        self._has_foreign_settings = bool(self._backbone.roots and experiment.backbone_overrides)
+        self._is_training_run = (run / RUN_IDENTITY).exists()
+        all_rows = list(read_rows(run / METRICS)) if self._is_training_run else []
+        self._row_of_step = _read_last_rows(run / METRICS)
+        self._doubled_steps = sorted(
             step for step, count in Counter(row["step"] for row in all_rows if "tasks" in row).items() if count > 1
         )
-        self._stray = [row["step"] for row in all_rows if "tasks" not in row and not _is_validation(row)]
-        self._unfinished = _is_unfinished_evaluation(run)
+        self._stray_steps = [row["step"] for row in all_rows if "tasks" not in row and not _is_validation(row)]
+        self._is_unfinished = _is_unfinished_evaluation(run)
         self._has_other_settings = _make_settings_check(run)
         frontier = _read_frontier(run, self._settings)
         self._epoch_size = _read_epoch_size(frontier)
-        self.draws = DrawChecker(self._settings, frontier, self._rows)
+        self.draws = DrawChecker(self._settings, frontier, self._row_of_step)
         self.losses = LossChecker()
         self.validations = ValidationChecker(
-            all_rows, finished=finished, in_order=not self._streams, same_settings=_has_one_setting(run)
+            all_rows, finished=finished, in_order=not self._has_no_fixed_order, same_settings=_has_one_setting(run)
         )
-        self._seen: dict[str, list[int]] = defaultdict(list)
+        self._steps_of_episode: dict[str, list[int]] = defaultdict(list)
         """Episode uuid -> its steps."""
         self._tasks: dict[tuple[str, int], tuple[str, str]] = {}
         self.held = 0
@@ -126,7 +128,7 @@ class StepChecker:
             problems += self.draws.check_step(step, _build_groups(found))
         if split == "train" and sound and not problems:
             problems += self._check_credit(step, found)
-        if split == "validation" and sound and not problems and self._trains:
+        if split == "validation" and sound and not problems and self._is_training_run:
             problems += self.validations.check_file(step, [episode for episode, _ in found])
         return [WrongStep(step, split, problem) for problem in problems]
 
@@ -136,7 +138,7 @@ class StepChecker:
         The uuid of the run's own episodes is derived from run, task, position and repeat.
         """
         times = Counter(episode.uuid for episode, _ in found)
-        row, algorithm = self._rows.get(step, {}), self._settings.trainer_common.algorithm
+        row, algorithm = self._row_of_step.get(step, {}), self._settings.trainer_common.algorithm
         repeated, bounds = (
             row.get("again", ()),
             row.get("bounds", {}),
@@ -144,7 +146,7 @@ class StepChecker:
         interval = bounds.get("retrained_interval", algorithm.retrained_interval)
         use_limit = bounds.get("max_trained_count", algorithm.max_trained_count)
         for episode, _ in found:
-            trained_steps = self._seen[episode.uuid]
+            trained_steps = self._steps_of_episode[episode.uuid]
             if times[episode.uuid] > 1 or (trained_steps and episode.order not in repeated):
                 yield f"episode {episode.uuid} is recorded twice"
             elif trained_steps and step < trained_steps[-1] + interval:
@@ -160,7 +162,7 @@ class StepChecker:
             if claims_place and (own_identity.uuid, own_identity.group) != (episode.uuid, episode.group):
                 yield f"episode {episode.uuid} does not have the name of its attempt"
             ahead = (
-                self._streams or not is_named_by_run
+                self._has_no_fixed_order or not is_named_by_run
             )  # it may be played before the step that takes it, or left over at the end
             if episode.step > step + (not is_named_by_run) or (not ahead and episode.step != step):
                 yield f"episode {episode.uuid} was sampled for step {episode.step}"
@@ -171,7 +173,7 @@ class StepChecker:
         expected = choose_repeats(self._settings, split)  # type: ignore[arg-type] # a file's name says a split
         for name, members in _group_episodes(found).items():
             repeats = sorted(episode.repeat for episode, _ in members)
-            is_complete = members[0][0].uuid[12:13] == NAMED_BY_RUN and not self._unfinished
+            is_complete = members[0][0].uuid[12:13] == NAMED_BY_RUN and not self._is_unfinished
             if repeats != list(range(expected)) if is_complete else len({*repeats}) != len(repeats):
                 yield f"group {name} has the attempts {repeats}, not 0 to {expected - 1}"
             if {(episode.order, episode.split) for episode, _ in members} != {(members[0][0].order, split)}:
@@ -208,9 +210,9 @@ class StepChecker:
         groups = _build_groups(found)
         discard_reasons = _list_discard_reasons(groups, outcomes)
         trained = _select_trained_groups(groups, outcomes)
-        row = self._rows.get(step)
+        row = self._row_of_step.get(step)
         if row is None:
-            last = max(self._rows, default=step)
+            last = max(self._row_of_step, default=step)
             if step < last or step > last + 1 or self._finished:
                 yield "its row in metrics.jsonl is missing"
             else:
@@ -274,13 +276,13 @@ class StepChecker:
         outcomes = {episode.uuid: outcome for episode, outcome in found}
         batch = self._rebuild_batch(step, _select_trained_groups(_build_groups(found), outcomes), outcomes)
         others = self._has_other_settings(step)
-        problems = self.losses.check_step(scorer, step, batch, self._rows[step], reference(batch), others=others)
+        problems = self.losses.check_step(scorer, step, batch, self._row_of_step[step], reference(batch), others=others)
         return [WrongStep(step, "train", problem) for problem in problems]
 
     def _check_metrics(
         self, row: Mapping[str, Any], trained: Sequence[Group], groups: Sequence[Group], outcomes: Mapping[str, Outcome]
     ) -> Iterator[str]:
-        counted = groups if self._replaces else trained
+        counted = groups if self._may_replace_groups else trained
         recomputed = episode_metrics(list_episodes(counted), "train", outcomes)
         recorded = {name: value for name, value in row.items() if name.startswith("train/")}
         for name in sorted(recomputed.keys() | recorded.keys()):
@@ -291,7 +293,7 @@ class StepChecker:
                 recorded_value, value = recorded.get(name, 0), recomputed.get(name, 0)
                 if not _is_close(recorded_value, value):
                     yield f"{name} is {recorded_value} in metrics.jsonl, {value:g} by the episodes"
-        used_orders = sorted(group.order for group in trained if group.scored or not self._replaces)
+        used_orders = sorted(group.order for group in trained if group.scored or not self._may_replace_groups)
         if (positions := sorted([*row.get("tasks", ()), *row.get("again", ())])) != used_orders:
             yield f"metrics.jsonl lists the trained positions {positions}, the episodes {used_orders}"
         if missing := {*row.get("discarded", ())} - {group.order for group in groups}:
@@ -315,7 +317,7 @@ class StepChecker:
             return ""
         if is_reference(self._settings.trainer_common.algorithm.adv_estimator):
             return "an algorithm of the user computed their credit, and code of a record is not run"
-        return f"a {self._backbone.name}: section changed their credit" if self._foreign else ""
+        return f"a {self._backbone.name}: section changed their credit" if self._has_foreign_settings else ""
 
     def check_run(self, files: Sequence[tuple[int, str]] | None) -> list[WrongStep]:
         """Return the problems that no single file shows: shuffled order, doubled rows and missing files.
@@ -323,12 +325,12 @@ class StepChecker:
         Args:
             files: (step, split) of all episode files of the run, or None if some were not checked.
         """
-        last = max(self._rows, default=0)
+        last = max(self._row_of_step, default=0)
         problems = [WrongStep(last, "train", problem) for problem in self._check_shuffle()]
-        problems += [WrongStep(step, "train", "it has several rows in metrics.jsonl") for step in self._doubled]
+        problems += [WrongStep(step, "train", "it has several rows in metrics.jsonl") for step in self._doubled_steps]
         problems += [
             WrongStep(step, "train", "a row in metrics.jsonl belongs to no step and no validation")
-            for step in self._stray
+            for step in self._stray_steps
         ]
         if files is None:
             return problems
@@ -341,7 +343,7 @@ class StepChecker:
         ]
         missing = [
             step
-            for step, row in self._rows.items()
+            for step, row in self._row_of_step.items()
             if (row["tasks"] or row.get("again")) and step not in steps_with_files
         ]
         unexplained = [step for step in missing if f"episodes/step-{step}.bin" not in self._removed]
@@ -362,7 +364,7 @@ def _group_episodes(found: Sequence[tuple[Episode, Outcome]]) -> dict[str, list[
     for episode, outcome in found:
         groups[episode.group].append((episode, outcome))
     for members in groups.values():
-        members.sort(key=lambda each: each[0].repeat)
+        members.sort(key=lambda member: member[0].repeat)
     return groups
 
 
@@ -415,7 +417,9 @@ def _make_settings_check(run: Path) -> Callable[[int], bool]:
         starts = chain.list_settings()
 
     def other(step: int) -> bool:
-        return any(digest != starts[-1][1] for start_step, digest in [each for each in starts if each[0] < step][-1:])
+        return any(
+            digest != starts[-1][1] for start_step, digest in [start for start in starts if start[0] < step][-1:]
+        )
 
     return other
 

@@ -156,7 +156,9 @@ class _StoreProver:
     def __init__(
         self, reading: StoreReader, address: Address, experiment: Experiment, *, ids_only: bool, fetch: bool
     ) -> None:
-        self._reading, self._address, self._experiment = reading, address, experiment
+        self._reading = reading
+        self._address = address
+        self._experiment = experiment
         self._policy = reading.announced()
         self._model_name = str(experiment.ajet.model.path or "")
         if not self._model_name:
@@ -176,8 +178,8 @@ class _StoreProver:
         tokenizer, self._renderer = load_tokenizer_and_renderer(experiment)
         _require_same_model(self._policy, experiment, tokenizer, address, weights=by_weights)
         self._steps = StepChecker(experiment, experiment.yaml_path.parent)
-        self._plays: dict[tuple[int, Split], PlayedFile] = {}
-        self._orders: dict[tuple[int, Split], dict[int, None]] = defaultdict(dict)
+        self._played_files: dict[tuple[int, Split], PlayedFile] = {}
+        self._positions_read: dict[tuple[int, Split], dict[int, None]] = defaultdict(dict)
         """(step, split) -> its positions, in order of reading."""
 
     def prove(self, beginning: str, steps: Sequence[int], at_most: int | None, tolerance: float | None) -> StoreReport:
@@ -214,7 +216,7 @@ class _StoreProver:
                 bar.advance()
         if not beginning and not steps:
             store_report.gone = max(0, self._reading.begun() - sum(order >= 0 for order in orders))
-        report.plays = [play for _, play in sorted(self._plays.items())]
+        report.plays = [play for _, play in sorted(self._played_files.items())]
         if not report.proof.counts["sampled"].tokens and report.ok:
             raise UserError(
                 "The store's episodes have no token ids: an endpoint answered in messages, or not at all.",
@@ -232,13 +234,13 @@ class _StoreProver:
     def _check_position(self, report: ProofReport, position: StoredPosition, beginning: str) -> None:
         """Prove the episodes of a position, and check their names if the group is complete."""
         report.wrong_steps += [ChangedRecord(0, "train", problem) for problem in position.altered]
-        meant = [each.episode for each in position.attempts if each.episode.uuid.startswith(beginning)]
+        meant = [attempt.episode for attempt in position.attempts if attempt.episode.uuid.startswith(beginning)]
         newest, before = self._find_newest_version(position, meant), len(report.proof.wrong)
         for episode in meant:
             report.proof.add(prove_episode(episode, self._experiment.ajet, self._renderer, newest=newest))
             step_and_split = position.used[0] if position.used else episode.step, episode.split
-            play = self._plays.setdefault(step_and_split, PlayedFile(Path(self._address.shown), *step_and_split))
-            self._orders[step_and_split][position.order] = None
+            play = self._played_files.setdefault(step_and_split, PlayedFile(Path(self._address.shown), *step_and_split))
+            self._positions_read[step_and_split][position.order] = None
             play.episodes += 1
             for call in episode.calls:
                 play.sampled.update(list_token_versions(call).tolist())
@@ -248,11 +250,13 @@ class _StoreProver:
     def _check_owners(self, position: StoredPosition) -> list[WrongStep]:
         """Return a problem for each episode of another run, and for each wrong name in a complete group."""
         problems = [
-            WrongStep(each.episode.step, each.episode.split, f"episode {each.episode.uuid} belongs to another run")
-            for each in position.attempts
-            if each.episode.run and each.episode.run != self._reading.run
+            WrongStep(
+                attempt.episode.step, attempt.episode.split, f"episode {attempt.episode.uuid} belongs to another run"
+            )
+            for attempt in position.attempts
+            if attempt.episode.run and attempt.episode.run != self._reading.run
         ]
-        group = [each.episode for each in position.attempts if not each.alone]
+        group = [attempt.episode for attempt in position.attempts if not attempt.alone]
         if group and (position.state == "closed" or position.used):
             step = position.used[-1] if position.used else max(episode.step for episode in group)
             problems += self._steps.check_file(step, "train", [(each, NO_OUTCOME) for each in group], sound=False)
@@ -263,7 +267,7 @@ class _StoreProver:
         if position.used:
             return max(0, position.used[0] - 1)
         latest = _get_version(self._policy)
-        newest = max((run.high for each in episodes for call in each.calls for run in call.versions), default=0)
+        newest = max((run.high for episode in episodes for call in episode.calls for run in call.versions), default=0)
         if latest is not None and newest > latest:  # it may have been announced since
             self._policy = self._reading.announced()
             latest = _get_version(self._policy)
@@ -271,9 +275,13 @@ class _StoreProver:
 
     def _make_reader(self, beginning: str) -> Callable[[PlayedFile], list[Episode]]:
         def read(play: PlayedFile) -> list[Episode]:
-            positions = map(self._reading.position, self._orders[play.step, play.split])
-            episodes = [each.episode for position in positions if position is not None for each in position.attempts]
-            return [each for each in episodes if each.uuid.startswith(beginning) and each.split == play.split]
+            positions = map(self._reading.position, self._positions_read[play.step, play.split])
+            episodes = [
+                attempt.episode for position in positions if position is not None for attempt in position.attempts
+            ]
+            return [
+                episode for episode in episodes if episode.uuid.startswith(beginning) and episode.split == play.split
+            ]
 
         return read
 

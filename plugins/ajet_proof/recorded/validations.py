@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PREFIX = "validation/"
 LESSONS = "validation/rows"
-"""Metric that marks a row about held-out supervised data."""
+"""Metric by which a row about held-out supervised data is recognized."""
 NAMED_BY_RUN = "5"
 """UUID version digit of the run's own episodes; client episodes have random uuids."""
 CLOSE = 1e-6
@@ -41,13 +41,15 @@ class ValidationChecker:
             in_order: True if a step's validation is always recorded before the next step.
             same_settings: True if all launches of the run had the same settings.
         """
-        self._rows: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-        self._last = -1
+        self._rows_of_step: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+        self._last_step = -1
         for row in rows:
-            self._last = max(self._last, row["step"])
+            self._last_step = max(self._last_step, row["step"])
             if any(name.startswith(PREFIX) for name in row) and LESSONS not in row:
-                self._rows[row["step"]].append(row)
-        self._finished, self._in_order, self._same_settings = finished, in_order, same_settings
+                self._rows_of_step[row["step"]].append(row)
+        self._finished = finished
+        self._in_order = in_order
+        self._same_settings = same_settings
         self.held = 0
         """Number of validations with recomputed numbers."""
         self.unheld: Counter[str] = Counter()
@@ -60,10 +62,10 @@ class ValidationChecker:
             step: The step after which the validation ran.
             episodes: The episodes in its file.
         """
-        rows = self._rows.get(step, [])
+        rows = self._rows_of_step.get(step, [])
         named_by_run = [episode for episode in episodes if episode.uuid[12:13] == NAMED_BY_RUN]
         if not rows:
-            if named_by_run and self._same_settings and (self._finished or (self._in_order and step < self._last)):
+            if named_by_run and self._same_settings and (self._finished or (self._in_order and step < self._last_step)):
                 yield "its row in metrics.jsonl is missing"
             elif named_by_run:
                 self.unheld[UNFINISHED] += 1
@@ -82,7 +84,7 @@ class ValidationChecker:
             steps: Steps that have a validation file.
             removed: Files that were removed on purpose, according to the chain.
         """
-        for step in sorted(self._rows.keys() - {*steps}):
+        for step in sorted(self._rows_of_step.keys() - {*steps}):
             if not {f"episodes/step-{step}.validation.{kind}" for kind in ("jsonl", "bin")} & {*removed}:
                 yield step, "its episodes are missing"
 

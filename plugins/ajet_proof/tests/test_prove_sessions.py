@@ -212,7 +212,7 @@ def test_a_prompt_with_the_date_is_proven_in_another_time_zone(zone: Callable[[s
     gateway = Gateway(engine, words, max_model_len=8000, max_response_tokens=500).start()
     try:
         sampling = Sampling(500, temperature=settings.rollout.temperature)
-        session = gateway.open("e", key=(0, 0, 0), sampling=sampling, trainable=None, began=played.started)
+        session = gateway.open("e", key=(0, 0, 0), sampling=sampling, trainable=None, started_at=played.started)
         chat = session("a", "a", None)
         with httpx.Client(
             base_url=chat.base_url, headers={"authorization": f"Bearer {chat.api_key}"}, timeout=60

@@ -69,7 +69,7 @@ class TokenTally:
 
 @dataclass(slots=True)
 class Proof:
-    """The result of proving episodes: counts by class, and wrong tokens."""
+    """Result of checking the tokens of episodes: counts by class, and wrong tokens."""
 
     counts: dict[TokenClass, TokenTally] = field(default_factory=lambda: {name: TokenTally() for name in CLASSES})
     wrong: list[WrongToken] = field(default_factory=list)

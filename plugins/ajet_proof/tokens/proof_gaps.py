@@ -51,7 +51,7 @@ def measure_noise(*differences: Doubles) -> Noise:
     Args:
         differences: differences of each recomputation from the first computation, [N].
     """
-    ordered = [np.sort(np.abs(each)) for each in differences]
+    ordered = [np.sort(np.abs(difference)) for difference in differences]
     return Noise(np.max(ordered, axis=0)) if ordered else Noise(np.zeros(0))
 
 

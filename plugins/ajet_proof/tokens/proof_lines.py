@@ -218,6 +218,7 @@ LineProblem = tuple[int, int, str, float | int | None, float | int | None]
 
 
 def _find_line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]) -> Iterator[LineProblem]:
+    """Yield each difference between a recorded timeline and the calls from which it was built."""
     size = line.ids.size
     reader = PromptReader(calls)
     full_ids = reader.full_ids(line.leaf)

@@ -111,13 +111,16 @@ class _SessionReplay:
         tools: Sequence[Sequence[Message]],
         renderer: Renderer,
     ) -> None:
-        self._calls, self._messages, self._tools, self._renderer = calls, messages, tools, renderer
+        self._calls = calls
+        self._messages = messages
+        self._tools = tools
+        self._renderer = renderer
         self._reader = PromptReader(calls)
         self._conversations = Conversations()
-        self._unmatched = [call for call in calls if call.reply is not None and call.messages]
-        self._extends: dict[int, int | None] = {}
+        self._unmatched_calls = [call for call in calls if call.reply is not None and call.messages]
+        self._continued_call: dict[int, int | None] = {}
         """Call -> the earlier call whose conversation its messages continue, even if its token ids do not."""
-        self._prompts: dict[int, Any] = {}
+        self._rendered_prompts: dict[int, Any] = {}
         """Call -> its prompt rendered again, with the recorded ids."""
         self._keys: dict[int, Any] = {}
         """Message -> its key by which messages are compared."""
@@ -151,7 +154,7 @@ class _SessionReplay:
             The problem of the prompt, or None.
         """
         recorded = self._reader.prompt_ids(call.index)
-        self._prompts[call.index] = self._renderer.raw(recorded.tolist())
+        self._rendered_prompts[call.index] = self._renderer.raw(recorded.tolist())
         if encoded is None:
             return None
         after, text = encoded.after, encoded.text
@@ -172,7 +175,7 @@ class _SessionReplay:
         """
         recorded = self._reader.prompt_ids(call.index)
         match = self._match_call(call)
-        base = match.extends if match.extends in self._prompts else None
+        base = match.extends if match.extends in self._rendered_prompts else None
         if match.extends is not None and base is None and self._calls[match.extends].response_ids.size:
             return None  # it extends a call whose text the record hides
         request = self._restore_replies(call, match.extends)
@@ -182,7 +185,7 @@ class _SessionReplay:
             if base is not None:
                 earlier = self._calls[base]
                 prompt = self._renderer.extend(
-                    self._prompts[base],
+                    self._rendered_prompts[base],
                     earlier.response_ids,
                     earlier.finish,
                     request,
@@ -197,7 +200,7 @@ class _SessionReplay:
                 prompt = self._renderer.force_call(prompt, call.terms.named_tool)
         except AjetError as refusal:
             return 0, f"this prompt cannot be rendered again: {refusal}", None, None
-        self._prompts[call.index] = replace(prompt, ids=recorded)
+        self._rendered_prompts[call.index] = replace(prompt, ids=recorded)
         goes_on = [base] if extended and base is not None else []
         continued_messages = max((len(self._calls[index].messages) for index in goes_on), default=0)
         return (
@@ -217,7 +220,7 @@ class _SessionReplay:
             The index of the first token that contradicts the message, the number of tokens if the reply ends too early,
             or None if both agree.
         """
-        prompt = self._prompts.get(call.index)
+        prompt = self._rendered_prompts.get(call.index)
         assert call.reply is not None
         recorded = _strip_call_ids(self._messages[call.reply])
         if (
@@ -238,7 +241,7 @@ class _SessionReplay:
     def _parse_reply(self, call: Call, prompt: Any, ids: Sequence[int]) -> Any:
         stream = self._renderer.reply_stream(
             None if call.terms.tool_choice == "none" else self._get_tools(call),
-            before=prompt,
+            earlier_prompt=prompt,
             stop=(call.stop,) if call.stop is not None else (),
             single_call=not call.terms.parallel_tool_calls,
         )
@@ -250,16 +253,16 @@ class _SessionReplay:
 
         The gateway did the same when it received the request.
         """
-        for earlier in sorted(self._unmatched, key=lambda each: (each.ended, each.index)):
+        for earlier in sorted(self._unmatched_calls, key=lambda each: (each.ended, each.index)):
             built_on = call.parent == earlier.index and call.prefix > count_prompt_tokens(earlier)
             if earlier.index < call.index and (earlier.ended <= call.started or built_on):
                 assert earlier.reply is not None
                 reply = self._messages[earlier.reply]
                 self._conversations.add_reply(earlier.index, earlier.agent, reply, earlier.stop)
-                self._unmatched.remove(earlier)
+                self._unmatched_calls.remove(earlier)
         match = self._conversations.match(call.agent, [self._messages[index] for index in call.messages])
         self._conversations.add_request(call.index, match)
-        self._extends[call.index] = match.extends
+        self._continued_call[call.index] = match.extends
         return match
 
     def _restore_replies(self, call: Call, extends: int | None) -> list[Message]:
@@ -276,7 +279,7 @@ class _SessionReplay:
             if earlier.reply is not None:
                 at, reply = len(earlier.messages), self._messages[earlier.reply]
                 request[at] = restore_reply(request[at], reply, earlier.stop)
-            extends = self._extends[extends]
+            extends = self._continued_call[extends]
         return request
 
     def _get_tools(self, call: Call) -> Sequence[Message] | None:
@@ -287,7 +290,7 @@ class _SessionReplay:
 
         If a later prompt begins with this text, it can extend the call's ids.
         """
-        before, reply = self._prompts[index], self._calls[index].response_ids
+        before, reply = self._rendered_prompts[index], self._calls[index].response_ids
         text: str = before.text + self._renderer.decode(reply, after=before.ids)
         return text
 

@@ -47,10 +47,10 @@ class RunLeftovers:
         usual = tempfile.gettempdir()
         self.folder = Path(tempfile.mkdtemp(prefix="v", dir=usual if len(usual) <= LONGEST else "/tmp"))
         command = [sys.executable, "-I", __file__]
-        self._remover = subprocess.Popen(
+        self._removing_process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        self._seen: set[tuple[str, int]] = set()
+        self._seen_leftovers: set[tuple[str, int]] = set()
         self._send_line(f"{self.folder}\n")
 
     def record_segments(self) -> None:
@@ -63,21 +63,21 @@ class RunLeftovers:
             except psutil.NoSuchProcess:
                 continue
             for name, inode in list_segments(child.pid) if is_own else ():
-                if (name, inode) not in self._seen:
-                    self._seen.add((name, inode))
+                if (name, inode) not in self._seen_leftovers:
+                    self._seen_leftovers.add((name, inode))
                     self._send_line(f"{name} {inode}\n")
 
     def close(self) -> None:
         """Let the remover delete the leftovers once the processes ended, and wait up to 20 s for it. Idempotent."""
-        stream = self._remover.stdin
+        stream = self._removing_process.stdin
         assert stream is not None
         if not stream.closed:
             stream.close()
             with contextlib.suppress(subprocess.TimeoutExpired):  # the remover continues alone
-                self._remover.wait(ENDED_S)
+                self._removing_process.wait(ENDED_S)
 
     def _send_line(self, line: str) -> None:
-        stream = self._remover.stdin
+        stream = self._removing_process.stdin
         assert stream is not None
         try:
             stream.write(line.encode())

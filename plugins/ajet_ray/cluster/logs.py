@@ -31,10 +31,10 @@ def find_last_line(folder: Path) -> tuple[str, str]:
     Args:
         folder: the run's `logs/`.
     """
-    files = [each for each in folder.glob("*.log") if each.is_file()]
+    files = [path for path in folder.glob("*.log") if path.is_file()]
     if not files:
         return "", ""
-    newest = max(files, key=lambda each: each.stat().st_mtime)
+    newest = max(files, key=lambda file: file.stat().st_mtime)
     with newest.open("rb") as log:  # it may be long by now
         lines = read_tail(log, _TAIL).decode(errors="replace").strip().splitlines()
     return newest.name, lines[-1].strip()[:_LINE] if lines else ""

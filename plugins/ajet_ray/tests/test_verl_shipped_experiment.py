@@ -70,7 +70,7 @@ def test_on_another_node_the_working_directory_is_a_copy_of_the_folder(project, 
     monkeypatch.chdir(copy)
     monkeypatch.delenv("CARRIED_SECRET")
     again = restore_experiment(about)
-    found = resolve_reference(again.ajet.rollout.user_workflow, base=again.base, expect=Workflow, what="workflow")
+    found = resolve_reference(again.ajet.rollout.user_workflow, base=again.base, expect=Workflow, key="workflow")
     assert found.__name__ == "Mine" and again.base == copy
     assert again.sections["mine"]["key"] == "a value", "out of the .env beside the YAML"
 

@@ -35,7 +35,11 @@ ORDER = TaskOrder([Task(task_id=f"t{number}") for number in range(9)], 0, shuffl
 STORE = Address(Path("store.db"))
 TERMS: Any = SimpleNamespace(
     policy=lambda run, step, version, weights, below, **more: Policy(
-        run, step, str(weights or ""), below=below, told={"over": more["over"], "began": more["began"], **more["more"]}
+        run,
+        step,
+        str(weights or ""),
+        below=below,
+        told={"over": more["is_last"], "began": more["first_version"], **more["extra_facts"]},
     )
 )
 

@@ -52,7 +52,7 @@ def run_call(
 
 def take_descriptors(ends: tuple[int, int, int]) -> None:
     """Make the three descriptors standard input, output and error, and close all others."""
-    safe = [os.dup(each) for each in ends]
+    safe = [os.dup(end) for end in ends]
     for number, each in enumerate(safe):
         os.dup2(each, number)
     os.closerange(3, 1 << 16)
@@ -86,17 +86,17 @@ def prepare_process(order: Mapping[str, Any], settings: Mapping[str, Any]) -> No
         kernel.load_filter(settings["filter"])
 
 
-def _set_limit(name: int, most: int, later: int = 0) -> None:
+def _set_limit(name: int, limit: int, later: int = 0) -> None:
     """Set a resource limit of this process.
 
     Args:
         name: a RLIMIT constant.
-        most: soft limit, which sends a signal.
+        limit: soft limit, which sends a signal.
         later: added for the hard limit, which kills.
     """
     present = resource.getrlimit(name)[1]
-    hard = most + later if present == resource.RLIM_INFINITY else min(most + later, present)
-    resource.setrlimit(name, (min(most, hard), hard))
+    hard = limit + later if present == resource.RLIM_INFINITY else min(limit + later, present)
+    resource.setrlimit(name, (min(limit, hard), hard))
 
 
 def _execute_command(argv: list[str], environment: dict[str, str]) -> None:

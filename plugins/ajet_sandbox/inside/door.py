@@ -105,7 +105,7 @@ def _forward_forever(listening: socket.socket, settings: Mapping[str, Any]) -> N
         ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
         descriptors = [listening.detach(), *([settings["ready_fd"]] if "ready_fd" in settings else [])]
         # The copies have ascending numbers, so that `dup2` overwrites none before it is read.
-        descriptors = [os.dup(each) for each in descriptors]
+        descriptors = [os.dup(descriptor) for descriptor in descriptors]
         for place, number in enumerate(descriptors, 3):
             os.dup2(number, place)
         nothing = os.open(os.devnull, os.O_RDWR)

@@ -36,7 +36,7 @@ class SandboxFolder:
         Args:
             owner: user and group id of new files; None for those of this process.
         """
-        self._number, self._owner = number, owner
+        self._descriptor, self._owner = number, owner
 
     def read(self, path: str, longest: int) -> bytes:
         """Return the first bytes of a file, at most `longest`."""
@@ -61,9 +61,9 @@ class SandboxFolder:
 
     def close(self) -> None:
         """Close the folder's descriptor. Calls are idempotent."""
-        if self._number >= 0:
-            os.close(self._number)
-            self._number = -1
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def _make_folder(self, parts: tuple[str, ...]) -> None:
         with self._open_folder(parts[:-1]) as above:
@@ -87,7 +87,7 @@ class SandboxFolder:
 
     @contextmanager
     def _open_folder(self, parts: tuple[str, ...]) -> Iterator[int]:
-        here = os.dup(self._number)
+        here = os.dup(self._descriptor)
         try:
             for part in parts:
                 below = _open_step(here, part, _FOLDER, parts)

@@ -6,10 +6,17 @@ import ctypes
 import os
 import struct
 
-SET_DUMPABLE, NO_NEW_PRIVS, SET_SECCOMP, SUBREAPER = 4, 38, 22, 36
+SET_DUMPABLE = 4
+NO_NEW_PRIVS = 38
+SET_SECCOMP = 22
+SUBREAPER = 36
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 """Landlock's system calls, with equal numbers on every architecture."""
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REFER = 1, 2, 4, 8, 1 << 13
+EXECUTE = 1
+WRITE_FILE = 2
+READ_FILE = 4
+READ_DIR = 8
+REFER = 1 << 13
 _FILES_OF_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 """All file rights of an ABI. Later ABIs add no file right."""
 _OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | 1 << 15

@@ -48,7 +48,7 @@ def _open_folders(here: str, projects: Collection[str]) -> Iterator[str]:
         path = os.path.join(here, name)
         if path in projects or os.path.islink(path):
             continue
-        if any(each.startswith(f"{path}/") for each in projects):
+        if any(project.startswith(f"{path}/") for project in projects):
             yield from _open_folders(path, projects)
         else:
             yield path

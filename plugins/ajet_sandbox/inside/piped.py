@@ -20,7 +20,7 @@ class PipedLine:
     """The connection to the host, with the socket methods that the resident uses."""
 
     def __init__(self) -> None:
-        self._in, self._out = os.dup(0), os.dup(1)
+        self._input_fd, self._output_fd = os.dup(0), os.dup(1)
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1):
             os.dup2(nothing, number)
@@ -28,15 +28,15 @@ class PipedLine:
 
     def fileno(self) -> int:
         """Return the descriptor for polling."""
-        return self._in
+        return self._input_fd
 
-    def recv(self, most: int) -> bytes:
+    def recv(self, limit: int) -> bytes:
         """Read bytes; b"" once the host is gone."""
-        return os.read(self._in, most)
+        return os.read(self._input_fd, limit)
 
     def sendall(self, frame: bytes) -> None:
         """Send a frame to the host."""
-        send_all(self._out, frame)
+        send_all(self._output_fd, frame)
 
 
 def handle_file_order(order: Mapping[str, Any], blobs: list[bytes]) -> tuple[Any, ...]:

@@ -222,7 +222,7 @@ class Resident:
             except ChildProcessError:
                 return False
             if pid == 0:
-                left = [each for each in self.list_processes() if each != keeper]
+                left = [process for process in self.list_processes() if process != keeper]
                 if left:
                     time.sleep(0.0005)
                 return bool(left)
@@ -232,11 +232,14 @@ class RunningCall:
     """Waits for the end of one call, and collects its output."""
 
     def __init__(
-        self, resident: Resident, pid: int, order: Mapping[str, Any], ends: tuple[int, int], began: float
+        self, resident: Resident, pid: int, order: Mapping[str, Any], ends: tuple[int, int], started_at: float
     ) -> None:
-        self._resident, self._pid, self._order, self._ends = resident, pid, order, ends
+        self._resident = resident
+        self._pid = pid
+        self._order = order
+        self._ends = ends
         self._text = {end: bytearray() for end in ends}
-        self._until = began + order["wall"]
+        self._deadline = started_at + order["wall"]
 
     def wait_until_over(self) -> tuple[tuple[str, int], list[bytes]]:
         """Return ((reason, exit code), [standard output, standard error])."""
@@ -244,6 +247,7 @@ class RunningCall:
         return ended, [bytes(self._text[end]) for end in self._ends]
 
     def _wait_for_end(self) -> tuple[str, int]:
+        """Wait until the call's process ends, is stopped or exceeds a limit. Return (cause, exit code)."""
         poll, line = select.poll(), self._resident.line.fileno()
         process = os.pidfd_open(self._pid) if self._pid else self._resident.session.line.fileno()
         for number in (*self._ends, line, process):
@@ -254,7 +258,7 @@ class RunningCall:
             if _is_stop(self._resident.take_frame()):
                 return "stopped", -signal.SIGKILL
             while True:
-                left = self._until - time.monotonic()
+                left = self._deadline - time.monotonic()
                 if left <= 0:
                     return "time", -signal.SIGKILL
                 ready = [number for number, _ in poll.poll(1000 * (min(left, LOOK_EVERY) if looks else left))]

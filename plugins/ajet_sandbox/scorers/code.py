@@ -108,7 +108,7 @@ class CodeScorer:
 
     def __init__(self, config: Any, partial: bool = False, timeout: float = SECONDS) -> None:
         self._maker = find_sandbox_maker(config)
-        self._partial, self._timeout = partial, timeout
+        self._gives_partial_score, self._timeout = partial, timeout
 
     def __call__(self, reply: str, metadata: dict[str, Any]) -> Verdict:
         """Score a reply by the tests of its row. A row without tests gives no score.
@@ -132,21 +132,23 @@ class CodeScorer:
         finally:
             sandbox.close()
         passed = len(tests) - len(failed)
-        explanation = f"{passed} of {len(tests)} tests passed" if self._partial or not failed else "a test failed"
+        explanation = (
+            f"{passed} of {len(tests)} tests passed" if self._gives_partial_score or not failed else "a test failed"
+        )
         explanation += f": {failed[0]}" if failed else ""
         if self._maker.mechanism == "none":
             explanation += " (run without a sandbox)"
-        return Verdict(passed / len(tests) if self._partial else float(not failed), not failed, explanation)
+        return Verdict(passed / len(tests) if self._gives_partial_score else float(not failed), not failed, explanation)
 
     def _find_failed_tests(
         self, sandbox: Sandbox, tests: Sequence[CodeTest], program: str, limits: Limits
     ) -> list[str]:
         """Return one reason per failed test, or only the first without partial scores."""
         failed: list[str] = []
-        for each in tests:
-            if why := run_test(each, sandbox, program, limits):
+        for test in tests:
+            if why := run_test(test, sandbox, program, limits):
                 failed.append(why)
-                if not self._partial:
+                if not self._gives_partial_score:
                     break
         return failed
 
@@ -181,7 +183,7 @@ def run_test(test: CodeTest, sandbox: Sandbox, program: str, limits: Limits) -> 
     if isinstance(test, StatementTest) and reports.pop():
         return "the program ended before its test did"
     try:
-        results = [load_json(each.decode()) for each in reports]
+        results = [load_json(report.decode()) for report in reports]
     except ValueError:
         return "it returns a value that JSON cannot represent"
     if isinstance(test, StatementTest):

@@ -116,7 +116,7 @@ class _AssertionSplitter(ast.NodeTransformer):
         return node if node.handlers else self.generic_visit(node)
 
     def visit_With(self, node: ast.With) -> ast.AST:
-        is_failure_expected = any("raises" in ast.unparse(each).lower() for each in node.items)
+        is_failure_expected = any("raises" in ast.unparse(item).lower() for item in node.items)
         return node if is_failure_expected else self.generic_visit(node)
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
@@ -133,7 +133,7 @@ class _AssertionSplitter(ast.NodeTransformer):
         return self._replace_assertion(node, operator.eq, call.args[0], call.args[1])
 
     def _mark_always_run(self, body: list[ast.stmt]) -> None:
-        self._always |= {id(each) for each in body}
+        self._always |= {id(statement) for statement in body}
 
     def _replace_assertion(
         self, node: ast.stmt, compare: Callable[[Any, Any], bool], one: ast.expr, other: ast.expr

@@ -102,7 +102,7 @@ def read_imports(code: str) -> str:
     """Return the imports at the top level of a test, without those of the answer itself."""
     tree = parse_python(code)
     found = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))] if tree else []
-    names = [{each.name for each in node.names} if isinstance(node, ast.Import) else {node.module} for node in found]
+    names = [{name.name for name in node.names} if isinstance(node, ast.Import) else {node.module} for node in found]
     own = {"answer", "solution"}
     return "".join(f"{ast.unparse(node)}\n" for node, named in zip(found, names, strict=True) if not named & own)
 
@@ -118,7 +118,7 @@ class _FieldReader:
     def __init__(self, row: Mapping[str, Any], field: str) -> None:
         self._row, self._field = row, field
         setup = [*self._read_texts("test_imports"), *self._read_texts("test_setup_code")]
-        self._setup = "".join(f"{each}\n" for each in setup)
+        self._setup_code = "".join(f"{each}\n" for each in setup)
 
     def read(self, value: Any) -> Iterator[CodeTest]:
         """Yield the tests of a field's value: text (code, JSON or compressed), an object, or a list."""
@@ -126,14 +126,14 @@ class _FieldReader:
             if (decoded := self._decode_text(value)) is not None:
                 yield from self.read(decoded)
             elif value.strip() not in ("", "null", "None"):
-                yield StatementTest(self._setup + self._add_calls(value))
+                yield StatementTest(self._setup_code + self._add_calls(value))
         elif isinstance(value, Mapping):
             yield from self._read_mapping(value)
         elif isinstance(value, (list, tuple)):
-            for each in value:
-                if not isinstance(each, (str, Mapping)) or not each:
-                    self._raise_failure(f"one of them is {each!r:.80}")
-                yield from self.read(each)
+            for item in value:
+                if not isinstance(item, (str, Mapping)) or not item:
+                    self._raise_failure(f"one of them is {item!r:.80}")
+                yield from self.read(item)
         elif value is not None:
             self._raise_failure(f"they are {value!r:.80}")
 
@@ -246,7 +246,7 @@ class _FieldReader:
     def _join_lines(self, value: Any) -> str:
         """Return standard input or output as one text. A list holds its lines."""
         if isinstance(value, (list, tuple)):
-            return "\n".join(self._join_lines(each) for each in value)
+            return "\n".join(self._join_lines(item) for item in value)
         if isinstance(value, (str, int, float, Decimal)) and not isinstance(value, bool):
             return str(value)
         self._raise_failure(f"an input or output is {value!r:.80}")
@@ -280,7 +280,7 @@ class _FieldReader:
         for node in tree.body:
             calls += self._calls_of(node, called)
         can_fail = [name in called and _has_check(function) for name, function in functions.items()]
-        if not (any(map(_has_check, run)) or any(can_fail) or any(not each.startswith("check(") for each in calls)):
+        if not (any(map(_has_check, run)) or any(can_fail) or any(not call.startswith("check(") for call in calls)):
             self._raise_failure(f"they check nothing that runs: {code.strip()[:80]!r}")
         return "\n".join([code, *calls])
 
@@ -296,7 +296,9 @@ class _FieldReader:
         is_unittest = any("TestCase" in ast.unparse(base) for base in node.bases)
         if not is_unittest and not node.name.lower().startswith("test"):
             return []
-        methods = [each for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        methods = [
+            statement for statement in node.body if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
+        ]
         tests = [each for each in methods if each.name.startswith("test")]
         if is_unittest:
             for method in tests:

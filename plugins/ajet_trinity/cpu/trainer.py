@@ -25,12 +25,12 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     """
 
     def __init__(self, then: dict[str, Callable[[Any], None]]) -> None:
-        self._then = then
+        self._on_import = then
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        then = self._then.pop(name, None)
+        then = self._on_import.pop(name, None)
         spec = importlib.machinery.PathFinder.find_spec(name, path) if then is not None else None
         if then is None or spec is None or spec.loader is None:
             return None

@@ -40,7 +40,7 @@ class SynchronizersWeights(WeightTransferEngine):
 
         synchronizer = Synchronizer.get_actor(namespace=self._info.namespace)
         tensors = synchronizer.get_model_state_dict_iterator.remote()
-        self.model.load_weights(ray.get(each) for each in tensors)
+        self.model.load_weights(ray.get(tensor) for tensor in tensors)
 
     def finish_weight_update(self) -> None:
         """Do nothing, because all weights are already loaded."""

@@ -37,7 +37,7 @@ class ExplorerSteps(DefaultSampleStrategy):
         if rest:
             experiences += await self.exp_buffer.read(batch_size=rest)
         batch_step = int(experiences[0].eid.batch)
-        if batch_step != step or any(int(each.eid.batch) != batch_step for each in experiences):
+        if batch_step != step or any(int(experience.eid.batch) != batch_step for experience in experiences):
             raise ValueError(
                 f"the trainer is at step {step}, but the explorer sent training rows sampled for step {batch_step}"
             )
@@ -91,6 +91,6 @@ class StoreGroups(SampleStrategy):
 
 def _tag_experiences(group: Group, step: int) -> list[Experience]:
     experiences = build_experiences(group, step - 1)
-    for each in experiences:
-        each.eid.batch, each.eid.task = step, group.order
+    for experience in experiences:
+        experience.eid.batch, experience.eid.task = step, group.order
     return experiences

@@ -53,7 +53,7 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
             RuntimeError: a group of the step is missing.
         """
         step = int(exps[0].eid.batch)
-        expected, returned = self._settings.data.train_batch_size, len({each.eid.task for each in exps})
+        expected, returned = self._settings.data.train_batch_size, len({exp.eid.task for exp in exps})
         if returned != expected:  # Trinity would train on a part, and the missing episodes would not be played again
             raise RuntimeError(
                 f"step {step}: {returned} of {expected} groups came back; read the logs of the runners for the reason"
@@ -80,7 +80,7 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
         return {}
 
     def _assign_credit(self, exps: list[Experience], step: int) -> tuple[list[Experience], CreditNotice]:
-        ajet_rows = [each for each in exps if "ajet" in each.info]
+        ajet_rows = [exp for exp in exps if "ajet" in exp.info]
         keys = [f"{each.info['ajet']['order']}_{each.eid.run}_{each.eid.step}" for each in ajet_rows]
         rebuilt = rebuild_groups(keys, _read_fields(ajet_rows))
         batch = assign_credit(rebuilt.groups, self._settings, self._algorithm, step=step)
@@ -110,12 +110,12 @@ def _set_weight(row: Experience, weight: float, advantages: torch.Tensor) -> Exp
 def _read_fields(rows: list[Experience]) -> dict[str, list[Any]]:
     """Return the fields of Trinity's rows under verl's names (`rows.FIELDS`)."""
     fields: dict[str, list[Any]] = {
-        "prompts": [each.tokens[: each.prompt_length].numpy() for each in rows],
-        "responses": [each.tokens[each.prompt_length :].numpy() for each in rows],
-        "extra_fields": [{"ajet": each.info["ajet"]} for each in rows],
+        "prompts": [row.tokens[: row.prompt_length].numpy() for row in rows],
+        "responses": [row.tokens[row.prompt_length :].numpy() for row in rows],
+        "extra_fields": [{"ajet": row.info["ajet"]} for row in rows],
     }
-    fields["response_mask"] = [each.action_mask.numpy() for each in rows if each.action_mask is not None]
-    fields["rollout_log_probs"] = [each.logprobs.numpy() for each in rows if each.logprobs is not None]
+    fields["response_mask"] = [row.action_mask.numpy() for row in rows if row.action_mask is not None]
+    fields["rollout_log_probs"] = [row.logprobs.numpy() for row in rows if row.logprobs is not None]
     return fields
 
 

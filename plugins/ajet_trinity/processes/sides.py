@@ -90,7 +90,7 @@ class ReportingTrainer(Trainer):
         step = self.train_step_num + 1
         engine: Any = self.engine
         self._ajet_sender.post(PhaseNotice("update", step))
-        if any(bool(each.returns.any()) for each in exps):
+        if any(bool(exp.returns.any()) for exp in exps):
             engine.config.actor.ppo_mini_batch_size = len(exps)  # one optimizer step, however many rows there are
             metrics: dict[str, Any] = await super().train_step(exps)
         else:

@@ -67,7 +67,7 @@ class TrinityStage:
                 if finished == playing:
                     open_sides.remove(explorer)  # after its last step it has ended its engines by itself
         finally:
-            ends = [each.shutdown.remote() for each in open_sides]
+            ends = [side.shutdown.remote() for side in open_sides]
             ray.wait(ends, num_returns=len(ends), timeout=FAREWELL_S)
 
 

@@ -21,18 +21,18 @@ class Tickets(BufferReader):
     def __init__(self, config: Any) -> None:
         self._config = config
         self._next = 0
-        self._end = (load_context().total - load_context().begun) * config.batch_size
+        self._end_ticket = (load_context().total - load_context().begun) * config.batch_size
 
     async def read(self, batch_size: int | None = None, **kwargs: Any) -> list[Task]:
         """Return the tickets of the next step, as Trinity tasks. Raises StopAsyncIteration after the last step."""
-        if self._next >= self._end:
+        if self._next >= self._end_ticket:
             raise StopAsyncIteration
         first = self._next
         self._next += batch_size or self._config.batch_size
         return [self._build_task(ticket) for ticket in range(first, self._next)]
 
     def __len__(self) -> int:
-        return self._end
+        return self._end_ticket
 
     def state_dict(self) -> dict[str, int]:
         """Return a constant state, because tickets are counted from 0 in each launch."""

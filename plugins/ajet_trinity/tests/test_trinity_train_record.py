@@ -63,7 +63,7 @@ def test_a_row_says_which_positions_are_given_up(made, tmp_path):
         tickets = LaunchTickets(store, ORDER, batch=2)
         tickets.note_request(2)
         grants = tickets.list_grants()
-        store.fail(next(lease for lease in tickets._leases if lease.order == 1), "its server is down")
+        store.fail(next(lease for lease in tickets._lease_of_ticket if lease.order == 1), "its server is down")
         tickets.give_up([grant.order for grant in grants].index(2), 1)
         record = TrinityRecord(run.experiment, run, verls._sink, tickets)
         for step, played in ((1, group(0)), (2, group(3))):

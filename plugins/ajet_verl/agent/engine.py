@@ -48,7 +48,10 @@ class ServerEngine:
         self.routed_shape = routed_shape
         self.version = 0
         self.max_model_len = max_model_len
-        self._client, self._vocabulary, self._server, self._images = client, vocabulary, server, images
+        self._client = client
+        self._vocabulary = vocabulary
+        self._server = server
+        self._images = images
         self._is_closed = False
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:

@@ -104,11 +104,11 @@ class PlainSessions:
         self._tokenizer = made_with["tokenizer"]
         parts = made_with["server_manager"], self._tokenizer, made_with.get("processor")
         self._engine, images = build_engine(config, *parts)
-        self._longest = experiment.ajet.rollout.max_response_length_in_one_turn
+        self._max_response_tokens = experiment.ajet.rollout.max_response_length_in_one_turn
         self._gateway: Gateway = open_gateway(experiment, self._engine, self._tokenizer, images)
         run_id = self._record.run_id()
         self._rollout = Rollout(experiment, self._gateway, workflow, Judge(None), run_id=run_id)
-        self._places: dict[str, Any] = {}
+        self._position_of_task: dict[str, Any] = {}
         self._lock = asyncio.Lock()
 
     @property
@@ -147,7 +147,7 @@ class PlainSessions:
                 split=split,
                 # verl requests one session at a time: run only the repeat with this number, as if the earlier were done
                 repeats=repeat + 1,
-                over=range(repeat),
+                finished=range(repeat),
                 sampling=self._build_sampling(drawn),
             )
         )
@@ -158,12 +158,14 @@ class PlainSessions:
     async def _find_place(self, uid: str) -> int:
         """Return the group number that the run's folder uses for verl's group `uid`."""
         async with self._lock:
-            if uid not in self._places:
-                self._places[uid] = await self._record.place(uid)
-            return int(self._places[uid])
+            if uid not in self._position_of_task:
+                self._position_of_task[uid] = await self._record.place(uid)
+            return int(self._position_of_task[uid])
 
     def _build_sampling(self, drawn: Mapping[str, Any]) -> Sampling:
-        return Sampling(self._longest, float(drawn["temperature"]), float(drawn["top_p"]), int(drawn["top_k"]))
+        return Sampling(
+            self._max_response_tokens, float(drawn["temperature"]), float(drawn["top_p"]), int(drawn["top_k"])
+        )
 
 
 def build_task(row: Mapping[str, Any]) -> Task:
@@ -280,7 +282,7 @@ class PlainRecord:
         experiment = Experiment.from_text(yaml, base, root=root)
         self._run = RunDirectory.open(experiment, root=root, kind="debug")
         self._run.status.set(phase="verl's", step=0)
-        self._places: dict[str, int] = {}
+        self._position_of_task: dict[str, int] = {}
         logger.warning(FIRST, self._run.path)
 
     def run_id(self) -> str:
@@ -289,7 +291,7 @@ class PlainRecord:
 
     def place(self, uid: str) -> int:
         """Return the group number of verl's group `uid`. A new `uid` gets the next number, counted from 0."""
-        return self._places.setdefault(uid, len(self._places))
+        return self._position_of_task.setdefault(uid, len(self._position_of_task))
 
     def keep(self, group: Group) -> None:
         """Write the episodes of a group to disk."""

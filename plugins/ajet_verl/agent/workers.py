@@ -27,7 +27,7 @@ from ajet_verl.agent.early import start_agent_loop, start_agent_loops
 POLL_S = 3.0
 """Seconds between two checks of the processes."""
 MAX_TRIES = 2
-"""Attempts at a task whose process dies."""
+"""Maximum number of starts of a task whose process dies each time."""
 
 
 class AgentWorkers(AgentLoopManagerTQ):
@@ -42,7 +42,7 @@ class AgentWorkers(AgentLoopManagerTQ):
             early: actors of agent-loop processes that were started before; if empty, the manager starts them.
         """
         super().__init__(*args, **kwargs)
-        self._early = early
+        self._early_server = early
         self._first_begins: list[Any] = []
         """Results of `begin` of the first processes, until tasks are distributed."""
         self.later_begins: dict[int, Any] = {}
@@ -54,7 +54,7 @@ class AgentWorkers(AgentLoopManagerTQ):
         self._sender = Sender()
 
     async def _init_agent_loop_workers(self) -> None:
-        self.agent_loop_workers = [*(self._early or start_agent_loops(self.rollout_config.agent.num_workers))]
+        self.agent_loop_workers = [*(self._early_server or start_agent_loops(self.rollout_config.agent.num_workers))]
         self._first_begins = [self._begin_worker(worker) for worker in self.agent_loop_workers]
 
     def _begin_worker(self, worker: Any) -> Any:
@@ -62,9 +62,9 @@ class AgentWorkers(AgentLoopManagerTQ):
 
     def generate_sequences(self, prompts: Any) -> None:
         """Distribute a batch of tasks over the processes, and return once the processes have received them."""
-        for each in self._first_begins:
+        for begin in self._first_begins:
             with suppress(ray.exceptions.RayActorError):  # a dead process is replaced later
-                ray.get(each)
+                ray.get(begin)
         self._first_begins = []
         if not self._sent:
             self._sent = [{} for _ in self.agent_loop_workers]

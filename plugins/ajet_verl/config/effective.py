@@ -72,8 +72,11 @@ class EffectiveSettings:
     def __init__(
         self, experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None
     ) -> None:
-        self.ajet, self.layers, self.model, self._tree = experiment.ajet, experiment.layers, model, tree
-        self._yaml = experiment.yaml_path
+        self.ajet = experiment.ajet
+        self.layers = experiment.layers
+        self.model = model
+        self._tree = tree
+        self._yaml_path = experiment.yaml_path
         self.gpu_bytes = gpu_bytes
 
     def value(self, verl: str, default: Any = None) -> Any:
@@ -126,7 +129,7 @@ class EffectiveSettings:
         if self.layers.find_winner(last) not in list_user_layers(
             self.layers
         ):  # a default: users do not edit the file of defaults
-            location = f"{self._yaml}, which does not set {'.'.join(last)}"
+            location = f"{self._yaml_path}, which does not set {'.'.join(last)}"
         return ConfigError(what, where=location, expected=expected, do=do)
 
     def _find_layer(self, path: tuple[str, ...]) -> int:

@@ -36,7 +36,7 @@ _PICKED = re.compile(r"\$\{ajet\.pick:\$\{[\w.]+\},\{([^{}]*)\}(,)?")
 _PASS = f"{ACTOR}.ppo_max_token_len_per_gpu"
 """verl's limit of tokens per forward pass, which ajet counts in the same unit."""
 _MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
-"""verl counts tasks per mini-batch, ajet counts mini-batches."""
+"""Key of verl with another unit: tasks per mini-batch, where ajet counts mini-batches."""
 _NAME = "ajet.experiment_name"
 """Names the run's folder, independent of verl's experiment name."""
 
@@ -47,7 +47,7 @@ class OverriddenKey:
 
     key: str
     where: str
-    """Place as file:line, or the name of an override."""
+    """Where the key is set: file:line, or the override."""
     verl_key: str
     verl_where: str
     value: Any
@@ -198,8 +198,8 @@ def find_counterpart(dotted: str, known: Any, seen: frozenset[str] = frozenset()
     if dotted in LIKE:
         return f"ajet.{LIKE[dotted]}"
     others = _DOTTED.findall(raw)
-    ajet_keys = [each for each in others if each.startswith("ajet.") and find_key(each.split(".")[1:]) is not None]
-    further = (find_counterpart(each, known, seen | {dotted}) for each in others if each not in seen)
+    ajet_keys = [other for other in others if other.startswith("ajet.") and find_key(other.split(".")[1:]) is not None]
+    further = (find_counterpart(other, known, seen | {dotted}) for other in others if other not in seen)
     return ajet_keys[0] if ajet_keys else next((each for each in further if each is not None), None)
 
 

@@ -48,9 +48,9 @@ class VerlSource:
 
     package: Path
     """Folder of the package `verl`."""
-    _bases: dict[str, tuple[list[str], set[str]]] = field(default_factory=dict)
+    _bases_and_fields: dict[str, tuple[list[str], set[str]]] = field(default_factory=dict)
     """Maps a class name to its bases and own fields."""
-    _scanned: set[Path] = field(default_factory=set)
+    _scanned_files: set[Path] = field(default_factory=set)
     _texts: list[str] = field(default_factory=list)
     """Texts of all files of the package, read at the first search."""
 
@@ -82,26 +82,26 @@ class VerlSource:
         return any(map(pattern.search, self._texts))
 
     def _collect_fields(self, name: str) -> set[str]:
-        bases, fields = self._bases.get(name, ([], set()))
+        bases, fields = self._bases_and_fields.get(name, ([], set()))
         return fields.union(*(self._collect_fields(base) for base in bases if base != name))
 
-    def _scan_package(self, place: Path) -> None:
+    def _scan_package(self, path: Path) -> None:
         """Read the classes of a module, or of all modules of a package."""
-        module = place.with_suffix(".py")
-        files = [module] if module.is_file() else sorted(place.rglob("*.py"))
+        module = path.with_suffix(".py")
+        files = [module] if module.is_file() else sorted(path.rglob("*.py"))
         for file in files:
-            if file in self._scanned:
+            if file in self._scanned_files:
                 continue
-            self._scanned.add(file)
+            self._scanned_files.add(file)
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ClassDef):
                     fields = {
-                        each.target.id
-                        for each in node.body
-                        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+                        statement.target.id
+                        for statement in node.body
+                        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
                     }
                     bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-                    self._bases[node.name] = bases, fields
+                    self._bases_and_fields[node.name] = bases, fields
 
 
 def refuse_unknown(

@@ -56,7 +56,7 @@ def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read
 
 def _draws_random_numbers(head: torch.nn.Module) -> bool:
     """Return True if the head draws random numbers, such as for dropout, which a recomputation must repeat."""
-    return any(isinstance(each, torch.nn.Dropout) and each.p > 0 and each.training for each in head.modules())
+    return any(isinstance(module, torch.nn.Dropout) and module.p > 0 and module.training for module in head.modules())
 
 
 def is_gathered_alone(head: torch.nn.Module | None) -> bool:
@@ -66,7 +66,7 @@ def is_gathered_alone(head: torch.nn.Module | None) -> bool:
     unit of each LoRA matrix, so a head with LoRA counts too.
     """
     units = (FullyShardedDataParallel, FSDPModule)
-    return head is not None and any(isinstance(each, units) for each in head.modules())
+    return head is not None and any(isinstance(module, units) for module in head.modules())
 
 
 class HeadOutput:
@@ -74,15 +74,15 @@ class HeadOutput:
 
     def __init__(self, head: torch.nn.Module | None) -> None:
         self.found: Tensor | None = None
-        self._hook = None if head is None else head.register_forward_hook(self._store_output)
+        self._hook_handle = None if head is None else head.register_forward_hook(self._store_output)
 
     def _store_output(self, head: torch.nn.Module, given: Any, output: Tensor) -> None:
         self.found = output
 
     def close(self) -> None:
         """Stop recording."""
-        if self._hook is not None:
-            self._hook.remove()
+        if self._hook_handle is not None:
+            self._hook_handle.remove()
 
     def is_all(self, logits: Tensor) -> bool:
         """Return True if a model's logits are its head's output, unchanged by soft caps or scaling."""

@@ -61,7 +61,7 @@ class CreditHooks(PPOTrainer):
     """True if remote samplers run the episodes, possibly with different policy versions."""
     _ranks: int
     """Number of data-parallel ranks of the trainer."""
-    _gap: float = 0.0
+    _logprob_gap: float = 0.0
     """Difference between the log-probabilities of engine and trainer in nats per token, for tokens sampled by the
     newest weights; 0 without such tokens."""
     _parts: list[list[int]]
@@ -158,7 +158,7 @@ class CreditHooks(PPOTrainer):
         metrics.update(self._measure_mismatch(credited.samples, trainers))
         extra = [fields["extra_fields"][row_by_timeline[id(sample.timeline)]] for sample in credited.samples]
         metrics.update(self.measure_canary(credited.samples, trainers, extra))
-        self._gap = float(metrics.get("canary_gap", 0.0))
+        self._logprob_gap = float(metrics.get("canary_gap", 0.0))
         correction, tightened = self._choose_correction()
         metrics.update(tightened)
         metrics.update(self._measure_staleness(credited.samples, trainers, correction))
@@ -225,7 +225,7 @@ class CreditHooks(PPOTrainer):
             "calculate_entropy": bool(actor.entropy_coeff),
             "distillation_use_topk": False,
             "distillation_only": False,
-            GAP: self._gap,
+            GAP: self._logprob_gap,
             ON_POLICY: len(self._parts) * epochs * self.parameter_sync_step == 1 and not correction.bypass_mode,
         }
         update = KVBatchMeta(keys, [{} for _ in keys], batch.partition_id, fields, information)
@@ -344,8 +344,10 @@ class CreditHooks(PPOTrainer):
         alarm = self.settings.trainer_common.algorithm.mismatch_alarm
         if correction is None or isinstance(alarm, str):
             return correction, {}
-        tightened = correction.tighten(self._gap, alarm)
-        return tightened, build_tightened_metrics(self._gap, tightened.cap) if tightened is not correction else {}
+        tightened = correction.tighten(self._logprob_gap, alarm)
+        return tightened, build_tightened_metrics(
+            self._logprob_gap, tightened.cap
+        ) if tightened is not correction else {}
 
     def measure_canary(
         self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]

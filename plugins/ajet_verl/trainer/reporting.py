@@ -45,12 +45,12 @@ class ReportingHooks:
     def __init__(self, config: Any) -> None:
         self._sender = Sender()
         self._is_stopping = False
-        self._credited: list[CreditEntry] = []
+        self._credit_entries: list[CreditEntry] = []
         super().__init__(config)  # type: ignore[call-arg]
 
     def on_step_begin(self) -> None:
         """Report the start of a step's rollout."""
-        self._credited = []
+        self._credit_entries = []
         self._sender.post(PhaseNotice("rollout", self.global_steps))
         super().on_step_begin()  # type: ignore[misc]
 
@@ -59,7 +59,7 @@ class ReportingHooks:
         trained = batch.trained_by_episode
         for episode in list_episodes(rebuilt.groups):
             outcome = batch.outcomes[episode.uuid]
-            self._credited.append(CreditEntry(episode.uuid, outcome, trained[episode.uuid]))
+            self._credit_entries.append(CreditEntry(episode.uuid, outcome, trained[episode.uuid]))
 
     def on_sample_end(self) -> None:
         """Report that the step's episodes are complete and its update begins."""
@@ -88,7 +88,7 @@ class ReportingHooks:
         } | numbers
         numbers["seconds/update"] = numbers.get("seconds/step", 0.0) - numbers.get("seconds/rollout", 0.0)
         numbers["version"] = float(self.global_steps)
-        self._sender.post_and_wait(StepNotice(self.global_steps, numbers, self._credited))
+        self._sender.post_and_wait(StepNotice(self.global_steps, numbers, self._credit_entries))
         if self._is_stopping:
             raise RunStoppedError
 

@@ -19,19 +19,19 @@ class EarlyServer:
     def __init__(self) -> None:
         import verl.workers.rollout.vllm_rollout.vllm_async_server  # noqa: F401
 
-        self._begun = asyncio.Event()
-        self._made: Any = None
+        self._has_begun = asyncio.Event()
+        self._server_future: Any = None
 
     async def begin(self, **parts: Any) -> None:
         """Run verl's constructor in a thread; later requests raise its exceptions."""
         from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
-        self._made = asyncio.ensure_future(asyncio.to_thread(vLLMHttpServer, **parts))
-        self._begun.set()
+        self._server_future = asyncio.ensure_future(asyncio.to_thread(vLLMHttpServer, **parts))
+        self._has_begun.set()
 
     async def _call_server(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        await self._begun.wait()
-        answer = getattr(await self._made, name)(*args, **kwargs)
+        await self._has_begun.wait()
+        answer = getattr(await self._server_future, name)(*args, **kwargs)
         return await answer if inspect.isawaitable(answer) else answer
 
 

@@ -58,7 +58,7 @@ class _CreditTrainer(ReportingHooks, CreditHooks):
 
 @register_trainer("ajet_sync")
 class SyncTrainer(_CreditTrainer, PPOTrainerSync):
-    """Samples a batch, then trains on it, in turns."""
+    """Trains synchronously: samples a batch, updates on it, repeats."""
 
     mode = "sync"
 

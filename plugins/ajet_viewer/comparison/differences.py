@@ -19,7 +19,7 @@ from ajet_viewer.comparison.groups import RunComparison, RunGroup
 
 @dataclass(frozen=True, slots=True)
 class GroupDifference:
-    """The held-out difference of `after` and `before`."""
+    """Difference of the held-out rewards of two groups of runs: `after` minus `before`."""
 
     before: str
     after: str
@@ -27,7 +27,7 @@ class GroupDifference:
     by_task: Comparison | None
     """Paired by task; None if the groups played different tasks."""
     difference: float | None
-    """Of the means over runs; None without held-out results of both."""
+    """Difference of the means over runs; None unless both groups have held-out results."""
     error: float | None
     """Half of its 95 % interval over runs; None with a single run, or without spread."""
     runs: tuple[int, int]
@@ -60,7 +60,7 @@ CHANCE = ": may be chance"
 def compare_groups(comparison: RunComparison) -> list[GroupDifference]:
     """Return the difference of each other group and the first."""
     first, *others = comparison.groups
-    return [_compare_pair(comparison, first, each) for each in others]
+    return [_compare_pair(comparison, first, other) for other in others]
 
 
 def welch_error(before: Sequence[float], after: Sequence[float]) -> float | None:

@@ -152,7 +152,10 @@ def read_run(folder: Path, root: Path) -> ComparedRun:
 
 def accumulate_costs(rows: Sequence[Mapping[str, Any]]) -> Iterator[RunCost]:
     """Yield the cost of the rows up to each of them."""
-    steps, seconds, processor, is_known = 0, 0.0, 0.0, True
+    steps = 0
+    seconds = 0.0
+    processor = 0.0
+    is_known = True
     for row in rows:
         seconds += (row.get("seconds/step") or 0.0) + (row.get("seconds/validation") or 0.0)
         if "seconds/step" in row:
@@ -188,7 +191,7 @@ def _parse_group(argument: str, root: Path) -> tuple[str, list[Path]]:
 def _find_runs(name: str, root: Path) -> list[Path]:
     if not has_magic(name):
         return [require_run(name, root, holding=METRICS, expected="a run that has recorded metrics")]
-    run_folders = [Path(each).parent for each in sorted(glob(str(root / name / METRICS)) or glob(f"{name}/{METRICS}"))]
+    run_folders = [Path(path).parent for path in sorted(glob(str(root / name / METRICS)) or glob(f"{name}/{METRICS}"))]
     if not run_folders:
         raise UserError(
             f"No run matches {name}.",

@@ -87,7 +87,7 @@ def test_an_alternative_that_a_schema_ruled_out_is_none() -> None:
 )
 def test_what_it_refuses_within_a_stream_is_not_asked_for_again(error: Any, again: bool) -> None:
     with pytest.raises(EngineFailure, match="failed during its reply") as said:
-        RemoteServer("http://server", None).parsed(json.dumps({"error": error}))
+        RemoteServer("http://server", None).parse_event(json.dumps({"error": error}))
     assert said.value.retryable is again
 
 
@@ -95,16 +95,16 @@ def test_a_score_is_of_the_ids_that_were_asked_for() -> None:
     def answer(*rows: list[Any]) -> dict[str, Any]:
         return {"meta_info": {"input_token_logprobs": list(rows)}}
 
-    assert SglangWire().scored(answer([None, 3, None], [-0.5, 4, None], [-1.0, 5, None]), [4, 5]) == [-0.5, -1.0]
+    assert SglangWire().parse_scores(answer([None, 3, None], [-0.5, 4, None], [-1.0, 5, None]), [4, 5]) == [-0.5, -1.0]
     for wrong in (answer([-0.5, 4, None], [-1.0, 6, None]), answer([None, 5, None]), {}, answer()):
         with pytest.raises(EngineFailure, match="of other tokens than it sampled"):
-            SglangWire().scored(wrong, [4, 5])
+            SglangWire().parse_scores(wrong, [4, 5])
 
 
 def test_without_stop_ids_it_goes_on_past_its_own_end_and_a_schema_is_sent() -> None:
-    plain = [SglangWire().body(request_of(), 9, "s")["sampling_params"] for _ in range(8)]
+    plain = [SglangWire().build_body(request_of(), 9, "s")["sampling_params"] for _ in range(8)]
     assert plain[0]["ignore_eos"] and len({each["sampling_seed"] for each in plain}) > 1, "no two attempts draw alike"
-    held = SglangWire().body(request_of(stop_ids=(7,), json_schema="{}", seed=3), 9, "s")
+    held = SglangWire().build_body(request_of(stop_ids=(7,), json_schema="{}", seed=3), 9, "s")
     params = held["sampling_params"]
     assert (params["min_p"], params["repetition_penalty"]) == (0.0, 1.0), "whatever the server was told to prefer"
     assert params["stream_interval"] > 1, "each event bears all of the reply so far"

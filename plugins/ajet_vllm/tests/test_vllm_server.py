@@ -241,7 +241,10 @@ def test_no_message_of_a_server_elsewhere_has_its_key() -> None:
     server = RemoteServer("http://server", "hunter2-hunter2")
     for said in ("who is hunter2-hunter2?", '{"error": "hunter2-hunter2 is unknown"}'):
         with pytest.raises(EngineFailure) as refused:
-            server.parsed(said)
+            server.parse_event(said)
         assert "hunter2" not in str(refused.value)
-    told = [server.refused(401, "hunter2-hunter2"), server.unreachable(httpx.ReadError("to hunter2-hunter2"))]
+    told = [
+        server.make_refusal_error(401, "hunter2-hunter2"),
+        server.make_connection_error(httpx.ReadError("to hunter2-hunter2")),
+    ]
     assert not any("hunter2" in str(each) for each in told)

@@ -140,21 +140,23 @@ def test_a_greedy_reply_is_certain() -> None:
 
 
 def test_the_body_says_all_that_bears_on_the_reply() -> None:
-    body = VllmWire().body(request_of(top_p=0.5, top_k=7, stop_ids=(5,), top_logprobs=2, seed=11), 9, "salt-3")
+    body = VllmWire().build_body(request_of(top_p=0.5, top_k=7, stop_ids=(5,), top_logprobs=2, seed=11), 9, "salt-3")
     assert body["token_ids"] == [1, 2] and body["cache_salt"] == "salt-3"
     assert body["stream_options"] == {"include_usage": True}
     expected = {"max_tokens": 9, "temperature": 1.0, "top_p": 0.5, "top_k": 7, "stop_token_ids": [5], "logprobs": 3}
     assert expected.items() <= body["sampling_params"].items()
     assert body["sampling_params"]["seed"] == 11 and body["sampling_params"]["ignore_eos"]
-    asked = [VllmWire().body(request_of(top_logprobs=k), 9, "s")["sampling_params"]["logprobs"] for k in (0, 1, 20, 30)]
+    asked = [
+        VllmWire().build_body(request_of(top_logprobs=k), 9, "s")["sampling_params"]["logprobs"] for k in (0, 1, 20, 30)
+    ]
     assert asked == [0, 2, 20, 30], "one more, as the sampled one may be none of them; a server's default limit is 20"
-    held = VllmWire().body(request_of(json_schema='{"type": "object"}'), 9, "s")["sampling_params"]
+    held = VllmWire().build_body(request_of(json_schema='{"type": "object"}'), 9, "s")["sampling_params"]
     assert held["structured_outputs"] == {"json": {"type": "object"}} and not held["ignore_eos"] and "seed" not in held
 
 
 def test_scores_are_of_the_tokens_that_were_drawn() -> None:
     rows = [None, {"2": {"logprob": -0.1}}, {"7": {"logprob": -0.5}}, {"8": {"logprob": -0.25}}]
-    assert VllmWire().scored({"prompt_logprobs": rows}, [7, 8]) == [-0.5, -0.25]
+    assert VllmWire().parse_scores({"prompt_logprobs": rows}, [7, 8]) == [-0.5, -0.25]
     for answer in ({}, {"prompt_logprobs": rows[:1]}, {"prompt_logprobs": rows[:-1]}):
         with pytest.raises(EngineFailure):
-            VllmWire().scored(answer, [7, 8])
+            VllmWire().parse_scores(answer, [7, 8])

@@ -60,7 +60,7 @@ class AnthropicDialect:
     path = "/v1/messages"
 
     def __init__(self, room: int) -> None:
-        self._room = room
+        self._context_room = room
 
     def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
         """Parse a request. Raises Refused."""
@@ -72,7 +72,7 @@ class AnthropicDialect:
                 "messages",
                 ("the last message must have the role 'user': this server cannot continue an assistant message."),
             )
-        request.options = MessagesOptions(body.get("model") or "ajet", thinking, self._room)
+        request.options = MessagesOptions(body.get("model") or "ajet", thinking, self._context_room)
         request.is_streamed = fields.read_boolean(body, "stream", False)
         return request
 

@@ -27,10 +27,12 @@ class MessageWriter:
     """Writes the events of one reply."""
 
     def __init__(self, message_id: str, model: str, thinking: ThinkingDisplay, signature: str, room: int) -> None:
-        self._id, self._model, self._thinking = message_id, model, thinking
-        self._signature, self._room = signature, room
+        self._id = message_id
+        self._model = model
+        self._thinking_display = thinking
+        self._signature, self._context_room = signature, room
         self._has_begun = False
-        self._open: str | None = None
+        self._open_block_type: str | None = None
         """The type of the open block."""
         self._blocks = 0
         self._calls: dict[int, int] = {}
@@ -52,7 +54,7 @@ class MessageWriter:
     def end_reply(self, choice: int, reply: Reply) -> bytes:
         events = [self._begin_message(reply.prompt_tokens), self._stop_block()]
         usage = build_usage(reply.prompt_tokens, reply.completion_tokens)
-        events.append(_encode_event("message_delta", delta=build_stop(reply, self._room), usage=usage))
+        events.append(_encode_event("message_delta", delta=build_stop(reply, self._context_room), usage=usage))
         return b"".join(events)
 
     def close(self, replies: Sequence[Reply]) -> bytes:
@@ -79,15 +81,15 @@ class MessageWriter:
         return _encode_event("message_start", message=message) + _encode_event("ping")
 
     def _write_thinking(self, thought: str) -> bytes:
-        if self._thinking == "hidden":
+        if self._thinking_display == "hidden":
             return b""
-        events = b"" if self._open == "thinking" else self._start_block(thinking_block(""))
-        if self._thinking == "shown":
+        events = b"" if self._open_block_type == "thinking" else self._start_block(thinking_block(""))
+        if self._thinking_display == "shown":
             events += self._write_delta(self._blocks - 1, "thinking_delta", thinking=thought)
         return events
 
     def _write_text(self, text: str) -> bytes:
-        events = b"" if self._open == "text" else self._start_block(text_block(""))
+        events = b"" if self._open_block_type == "text" else self._start_block(text_block(""))
         return events + self._write_delta(self._blocks - 1, "text_delta", text=text)
 
     def _write_call(self, call: dict[str, Any]) -> bytes:
@@ -103,18 +105,18 @@ class MessageWriter:
 
     def _start_block(self, block: dict[str, Any]) -> bytes:
         events = self._stop_block()
-        self._open = block["type"]
+        self._open_block_type = block["type"]
         self._blocks += 1
         return events + _encode_event("content_block_start", index=self._blocks - 1, content_block=block)
 
     def _stop_block(self) -> bytes:
-        if self._open is None:
+        if self._open_block_type is None:
             return b""
         index = self._blocks - 1
         signed = b""
-        if self._open == "thinking":
+        if self._open_block_type == "thinking":
             signed = self._write_delta(index, "signature_delta", signature=self._signature)
-        self._open = None
+        self._open_block_type = None
         return signed + _encode_event("content_block_stop", index=index)
 
     def _write_delta(self, index: int, kind: str, **values: str) -> bytes:

@@ -62,7 +62,7 @@ class _Conversation:
         self.messages: list[dict[str, Any]] = []
         self._images = images
         self._calls = 0
-        self._waiting: list[tuple[str, str]] = []
+        self._unanswered_calls: list[tuple[str, str]] = []
         """(name, id) of the calls without a response."""
 
     def add_reply(self, parts: Any, where: str) -> None:
@@ -116,7 +116,7 @@ class _Conversation:
             raise invalid_value(f"{where}.args", "an object")
         number = check_text(call.get("id", f"call_{self._calls}"), f"{where}.id")
         self._calls += 1
-        self._waiting.append((name, number))
+        self._unanswered_calls.append((name, number))
         arguments = json.dumps(call.get("args", {}), ensure_ascii=False)
         return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -126,9 +126,11 @@ class _Conversation:
         if response.get("parts"):
             raise unsupported_value(f"{where}.parts", "this server supports 'response' only.")
         name = check_text(response.get("name"), f"{where}.name")
-        matching = [call for call in self._waiting if response.get("id", call[1]) == call[1] and call[0] == name]
+        matching = [
+            call for call in self._unanswered_calls if response.get("id", call[1]) == call[1] and call[0] == name
+        ]
         number = check_text(response.get("id", matching[0][1] if matching else name), f"{where}.id")
-        self._waiting = [call for call in self._waiting if call not in matching[:1]]
+        self._unanswered_calls = [call for call in self._unanswered_calls if call not in matching[:1]]
         if not isinstance(response.get("response", {}), dict):
             raise invalid_value(f"{where}.response", "an object")
         return {"role": "tool", "tool_call_id": number, "content": _read_output(response.get("response", {}))}

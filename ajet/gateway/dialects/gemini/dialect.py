@@ -31,7 +31,7 @@ ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "generationConfig.responseModalities": ([], ["TEXT"]),
     "generationConfig.responseLogprobs": (False,),
 }
-"""Fields with the values that are taken besides null."""
+"""Field -> the only values, besides null, that a request may give it."""
 _SETTINGS = (
     "temperature", "topP", "topK", "maxOutputTokens", "stopSequences", "candidateCount", "seed", "responseMimeType",
     "responseSchema", "responseJsonSchema", "thinkingConfig",

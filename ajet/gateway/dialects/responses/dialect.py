@@ -51,9 +51,9 @@ INERT = (
 NEUTRAL: dict[str, tuple[Any, ...]] = {"presence_penalty": (0,), "frequency_penalty": (0,)}
 """Fields that only a chat engine may honour, with the values that have no effect."""
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {"background": (False,), "truncation": ("disabled",)}
-"""Fields with the values that are taken besides null."""
+"""Field -> the only values, besides null, that a request may give it."""
 TAKEN = {*_ECHOED, *INERT, *NEUTRAL, "input", "include", "stream", "stream_options", "stop", "seed", "top_k"}
-"""The fields of a request that this dialect knows."""
+"""Fields that a request may have; any other field is refused."""
 _INCLUDES = {
     "message.output_text.logprobs", "reasoning.encrypted_content",
     # Of hosted tools and images, which do not exist here.
@@ -220,7 +220,7 @@ class _ResponseWriter:
     def __init__(self, options: _Options) -> None:
         self._options = options
         self._output = Output(options.id, options.telling, options.stored.called)
-        self._number = 0
+        self._sequence_number = 0
 
     def begin_reply(self, choice: int) -> bytes:
         begun = self._options.build_response("in_progress", ())
@@ -249,8 +249,8 @@ class _ResponseWriter:
         return self._encode_event({"type": "response.failed", "response": response})
 
     def _encode_event(self, event: Event) -> bytes:
-        numbered = {**event, "sequence_number": self._number}
-        self._number += 1
+        numbered = {**event, "sequence_number": self._sequence_number}
+        self._sequence_number += 1
         data = json.dumps(numbered, separators=(",", ":"))
         return f"event: {event['type']}\ndata: {data}\n\n".encode()
 
@@ -316,7 +316,7 @@ def _read_reasoning(value: Any) -> tuple[bool, str | None]:
             raise fields.unsupported_value(f"reasoning.{name}", "this server's models do not support it; leave it out.")
     fields.refuse_unknown(value, {"context", "mode", "effort", "summary", "generate_summary"})
     summary_modes = [value[name] for name in ("summary", "generate_summary") if value.get(name) is not None]
-    if any(each not in ("auto", "detailed") for each in summary_modes):
+    if any(mode not in ("auto", "detailed") for mode in summary_modes):
         raise fields.unsupported_value(
             "reasoning.summary", "this server returns the complete reasoning: send 'auto' or 'detailed'."
         )

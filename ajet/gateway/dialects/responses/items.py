@@ -82,7 +82,7 @@ class _Conversation:
         self._stored = stored
         self._reply: dict[str, Any] | None = None
         """The assistant message extended by the next item of the same reply."""
-        self._answered = False
+        self._has_call_results = False
         """True if results of the message's calls have followed."""
 
     def add(self, item: Item, where: str) -> None:
@@ -136,7 +136,7 @@ class _Conversation:
         if output is None:
             raise invalid_value(f"{where}.output", "a string or a list of text parts")
         call = check_text(item.get("call_id"), f"{where}.call_id")
-        self._answered = True
+        self._has_call_results = True
         self.messages.append({"role": "tool", "content": output, "tool_call_id": call})
 
     def _open_reply(self, *, begin: bool, call: str | None = None) -> dict[str, Any]:
@@ -145,11 +145,11 @@ class _Conversation:
         After results a new message begins, except for a call known to be of the same reply: clients may put each result
         right after its call.
         """
-        if self._answered:
+        if self._has_call_results:
             begin = call is None or not self._same_reply(call)
         if begin or self._reply is None:
             self._reply = {"role": "assistant", "content": None}
-            self._answered = False
+            self._has_call_results = False
             self.messages.append(self._reply)
         return self._reply
 
@@ -172,7 +172,7 @@ def _read_reasoning(item: Item, where: str) -> str:
         if parts is not None and not (isinstance(parts, list) and all(isinstance(part, dict) for part in parts)):
             raise invalid_value(f"{where}.{name}", "a list of texts")
         texts = [part.get("text") for part in parts or ()]
-        if not all(isinstance(each, str) for each in texts):
+        if not all(isinstance(text, str) for text in texts):
             raise invalid_value(f"{where}.{name}", "a list of texts")
         if texts and name == "content":
             return "".join(texts)

@@ -45,8 +45,10 @@ class Output:
             called: Called with (call id, response id) for every function call.
         """
         self.items: list[Item] = []
-        self._response, self._telling, self._called = response, telling, called
-        self._open: str | None = None
+        self._response_id = response
+        self._format = telling
+        self._on_call = called
+        self._open_item_type: str | None = None
         """The type of the item extended by the next delta."""
         self._call: int | None = None
         self._pending: list[str] = []
@@ -56,7 +58,7 @@ class Output:
 
     def feed(self, chunk: ReplyChunk) -> Iterator[Event]:
         """Yield the events of the next part of the reply."""
-        telling = self._telling
+        telling = self._format
         if telling.decode is not None and len(chunk.ids):
             self._pending_logprobs += [
                 _with_bytes(entry)
@@ -81,31 +83,31 @@ class Output:
     def settle(self) -> None:
         """Append the text collected for the open item to the item."""
         text, self._pending = "".join(self._pending), []
-        if self._open == "function_call":
+        if self._open_item_type == "function_call":
             self.items[-1]["arguments"] += text
-        elif self._open is not None:
+        elif self._open_item_type is not None:
             for part in (*self.items[-1]["content"], *self.items[-1].get("summary", ())):
                 part["text"] += text
 
     def _add_reasoning(self, text: str) -> Iterator[Event]:
         """Yield the events of more reasoning. The first text opens a new item."""
-        if self._open != "reasoning":
+        if self._open_item_type != "reasoning":
             item: Item = {"type": "reasoning", "summary": [], "content": []}
             yield from self._begin_item(item, "rs")
             part = {"type": "reasoning_text", "text": ""}
             item["content"].append(part)
             yield self._build_event("response.content_part.added", content_index=0, part=dict(part))
-            if self._telling.summary:
+            if self._format.summary:
                 part = {"type": "summary_text", "text": ""}
                 item["summary"].append(part)
                 yield self._build_event("response.reasoning_summary_part.added", summary_index=0, part=dict(part))
         self._pending.append(text)
         yield self._build_event("response.reasoning_text.delta", content_index=0, delta=text)
-        if self._telling.summary:
+        if self._format.summary:
             yield self._build_event("response.reasoning_summary_text.delta", summary_index=0, delta=text)
 
     def _begin_text(self, text: str) -> Iterator[Event]:
-        if self._open != "message":
+        if self._open_item_type != "message":
             item: Item = {"type": "message", "role": "assistant", "content": []}
             yield from self._begin_item(item, "msg")
             part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
@@ -124,11 +126,11 @@ class Output:
     def _add_call(self, call: dict[str, Any]) -> Iterator[Event]:
         """Yield the events of a tool call's next part. Another call's first part opens a new item."""
         function = call.get("function") or {}
-        if self._open != "function_call" or self._call != call.get("index", 0):
-            name = call.get("id") or f"call_{self._response}_{len(self.items)}"
-            self._called(name, self._response)
+        if self._open_item_type != "function_call" or self._call != call.get("index", 0):
+            name = call.get("id") or f"call_{self._response_id}_{len(self.items)}"
+            self._on_call(name, self._response_id)
             called = function.get("name") or ""
-            space, called = self._telling.namespaces.get(called, (None, called))
+            space, called = self._format.namespaces.get(called, (None, called))
             item: Item = {"type": "function_call", "call_id": name, "name": called, "arguments": ""}
             if space is not None:
                 item["namespace"] = space
@@ -141,40 +143,40 @@ class Output:
 
     def _begin_item(self, item: Item, kind: str) -> Iterator[Event]:
         yield from self._end_item("completed")
-        item["id"] = f"{kind}_{self._response.partition('_')[2]}_{len(self.items)}"
+        item["id"] = f"{kind}_{self._response_id.partition('_')[2]}_{len(self.items)}"
         item["status"] = "in_progress"
-        self._open = item["type"]
+        self._open_item_type = item["type"]
         begun = {name: [] if isinstance(value, list) else value for name, value in item.items()}
         self.items.append(item)
         yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": begun}
 
     def _end_item(self, status: str) -> Iterator[Event]:
         """Yield the events that complete the open item, if there is one."""
-        if self._open is None:
+        if self._open_item_type is None:
             return
-        if self._open == "message" and self._pending_logprobs:  # the end token of the reply has no text
+        if self._open_item_type == "message" and self._pending_logprobs:  # the end token of the reply has no text
             yield self._add_text("")
         self.settle()
         item = self.items[-1]
-        if self._open == "message":
+        if self._open_item_type == "message":
             part = item["content"][0]
             texts = {"text": part["text"], "logprobs": part["logprobs"]}
             yield self._build_event("response.output_text.done", content_index=0, **texts)
             yield self._build_event("response.content_part.done", content_index=0, part=part)
-        elif self._open == "reasoning":
+        elif self._open_item_type == "reasoning":
             part = item["content"][0]
             yield self._build_event("response.reasoning_text.done", content_index=0, text=part["text"])
             yield self._build_event("response.content_part.done", content_index=0, part=part)
             for part in item["summary"]:
                 yield self._build_event("response.reasoning_summary_text.done", summary_index=0, text=part["text"])
                 yield self._build_event("response.reasoning_summary_part.done", summary_index=0, part=part)
-            if self._telling.sealed:
+            if self._format.sealed:
                 item["encrypted_content"] = sealed(item["content"][0]["text"])
         else:
             call = {"name": item["name"], "arguments": item["arguments"]}
             yield self._build_event("response.function_call_arguments.done", **call)
         item["status"] = status
-        self._open = None
+        self._open_item_type = None
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
 
     def _build_event(self, kind: str, **values: Any) -> Event:

@@ -45,8 +45,8 @@ class StoredResponses:
 
     def __init__(self) -> None:
         self._responses: dict[str, StoredResponse] = {}
-        self._items: dict[str, Item] = {}
-        self._same: dict[bytes, Any] = {}
+        self._items_by_id: dict[str, Item] = {}
+        self._value_by_digest: dict[bytes, Any] = {}
         self._replies: dict[str, str] = {}
         """Id of a function call -> id of the response with the call."""
 
@@ -63,7 +63,7 @@ class StoredResponses:
         self._responses[response["id"]] = StoredResponse(previous, own_items, response)
         for item in (*own_items, *response["output"]):
             if isinstance(item.get("id"), str):
-                self._items[item["id"]] = item
+                self._items_by_id[item["id"]] = item
 
     def called(self, call: str, response: str) -> None:
         """Record which response contains a function call. The response itself need not be stored.
@@ -106,17 +106,17 @@ class StoredResponses:
                 link = link.previous
         self._responses = dict(newest)
         items = [item for link in links.values() for item in (*link.input, *link.response["output"])]
-        self._items = {item["id"]: item for item in items if isinstance(item.get("id"), str)}
-        self._same = {}
+        self._items_by_id = {item["id"]: item for item in items if isinstance(item.get("id"), str)}
+        self._value_by_digest = {}
         self._replies = dict(list(self._replies.items())[-CALLS * count :])
 
     def item(self, name: str) -> Item | None:
         """Return a stored item by its id."""
-        return self._items.get(name)
+        return self._items_by_id.get(name)
 
     def _intern_value(self, value: Any) -> Any:
         spelled = json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
-        return self._same.setdefault(hashlib.blake2b(spelled, digest_size=16).digest(), value)
+        return self._value_by_digest.setdefault(hashlib.blake2b(spelled, digest_size=16).digest(), value)
 
 
 def find_stored_responses(dialect_state: dict[str, Any]) -> StoredResponses:

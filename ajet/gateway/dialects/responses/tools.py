@@ -21,7 +21,7 @@ from ajet.gateway.dialects.fields import (
 Choice = tuple[Any, "str | None"]
 """(auto | none | required | named, the tool's name)."""
 Namespaces = Mapping[str, "tuple[str, str]"]
-"""The model's name of a function -> its namespace and name."""
+"""Function name shown to the model -> the namespace and name in the client's request."""
 _ONLY = ("defer_loading", "async", "output_schema", "allowed_callers")
 """Function fields for features that only hosted models have."""
 
@@ -114,7 +114,7 @@ def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None
 
 
 def _read_allowed(choice: Mapping[str, Any], names: list[str]) -> Choice:
-    """Return a choice of some tools, if equal to another kind of choice. Raises Refused otherwise."""
+    """Convert a `tool_choice` of the type `allowed_tools` to a simpler choice. Raises Refused if none is equal."""
     mode, allowed_tools = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):
         raise invalid_value("tool_choice.mode", "'auto' or 'required'")
