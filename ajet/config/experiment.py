@@ -222,10 +222,10 @@ class Experiment:
         return self.replace_defaults({"ajet.trainer_common.algorithm.is_cap": STALE_CAP})
 
     def _affects_training(self, notes: dict[str, Any]) -> bool:
-        """Return True if a key can change the training, in a run or in `ajet serve`.
+        """Return True if a key can change the training, in a run or in `ajet serve`, so that a resume must compare it.
 
-        Keys of readers that are not chosen have no effect. Without training, all keys that any backbone reads are
-        compared.
+        Keys of task readers that the YAML does not choose have no effect. With a backbone that does not train, every
+        key that some backbone reads counts, because a training may follow.
 
         Args:
             notes: a key's notes, from `walk_keys`.

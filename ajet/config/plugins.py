@@ -94,8 +94,8 @@ def find_first_name(kind: NamedKind, name: str) -> str:
 
 def find_shared_store(scheme: str) -> PluginPart | None:
     """Return the store for an address scheme, or None."""
-    for stores in (find_parts, find_all_parts):
-        for part in stores("store").values():
+    for find in (find_parts, find_all_parts):  # shipped ones first: all others take a search of the installation
+        for part in find("store").values():
             if scheme in part.schemes:
                 return part
     return None

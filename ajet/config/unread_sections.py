@@ -44,9 +44,10 @@ class UnreadKey(NamedTuple):
 
 
 def find_unread_keys(users: Sequence[Layer]) -> Iterator[UnreadKey]:
-    """Yield keys in sections that count only below a backbone's name.
+    """Yield keys that a backbone ignores, because their section has to stand below the backbone's name.
 
-    A section without any backbone key belongs to the workflow, unless the YAML has other sections of the backbone.
+    A top-level section such as `data` may also be the workflow's own. It counts as the backbone's if one of its keys
+    is the backbone's, or if the YAML has other sections of the backbone.
     """
     for owner in list_shipped_backbones().values():
         has_others = any(layer.get_value((root,)) is not ABSENT for layer in users for root in owner.roots)

@@ -215,7 +215,7 @@ def _count_tree_tokens(samples: Sequence[Sample], members: Sequence[int]) -> int
 
 
 def _iterate_group_families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
-    """Yield members of one group each: sorted neighbours with a common prefix that fit the budget."""
+    """Yield families: indices of samples of one group that share a prefix and together fit the token budget."""
     groups: dict[tuple[int, str | None], list[int]] = {}
     for index, sample in enumerate(samples):
         if sample.timeline.ids.size:

@@ -239,15 +239,22 @@ def freeze_rope(model: Any, max_model_len: int) -> None:
 
 
 def _freeze_module(module: Any, kind: str, layer: str | None, limit: int) -> str:
-    """Freeze the frequencies of one kind of layer and return the module's new rope type."""
+    """Freeze the rotary frequencies of one kind of layer, and return the module's new rope type.
+
+    transformers would choose "longrope" and "dynamic" frequencies by the length of each batch, so the same token would
+    get other log-probabilities when sampled and when trained. They are fixed to those of the longest sequence.
+
+    Args:
+        limit: the longest sequence of the run.
+    """
     if kind != "longrope" and "dynamic" not in kind:
         return kind
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     parameters = module.config.rope_parameters
     parameters = parameters if layer is None else parameters[layer]
-    border = parameters["original_max_position_embeddings"] if kind == "longrope" else module.original_max_seq_len
-    if limit > border:
+    pretrained = parameters["original_max_position_embeddings"] if kind == "longrope" else module.original_max_seq_len
+    if limit > pretrained:  # shorter sequences keep the frequencies of the module's start
         prefix = "" if layer is None else f"{layer}_"
         current = getattr(module, f"{prefix}inv_freq")
         layer_argument = {} if layer is None else {"layer_type": layer}

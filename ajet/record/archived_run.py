@@ -19,7 +19,8 @@ from pathlib import Path
 from ajet.record.files import read_json, write_atomically
 from ajet.schema.errors import UserError
 
-FILE = "aside.json"
+MARK_FILE = "aside.json"
+"""Mark of an unfinished archiving, in the archived folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ class ArchivedRun:
         while any(each.with_name(f"{folder.name}.old-{number}").exists() for each in (folder, *outside)):
             number += 1
         archived = cls(folder, folder.with_name(f"{folder.name}.old-{number}"), outside)
-        write_atomically(folder / FILE, json.dumps({"checkpoints": [str(each) for each in outside]}) + "\n", sync=True)
+        write_atomically(
+            folder / MARK_FILE, json.dumps({"checkpoints": [str(each) for each in outside]}) + "\n", sync=True
+        )
         os.replace(folder, archived.old)
         for each in outside:
             try:
@@ -75,13 +78,15 @@ class ArchivedRun:
         """Return the archived run of `folder` if the run in `folder` has no result yet, else None."""
         pattern = re.compile(re.escape(folder.name) + r"\.old-(\d+)")
         marked = [
-            path for path in folder.parent.glob("*.old-*") if pattern.fullmatch(path.name) and (path / FILE).exists()
+            path
+            for path in folder.parent.glob("*.old-*")
+            if pattern.fullmatch(path.name) and (path / MARK_FILE).exists()
         ]
         if not marked:
             return None
         old = max(marked, key=lambda path: int(path.name.rpartition("-")[2]))
         with suppress(ValueError, TypeError, KeyError):  # a damaged mark, or one that names no folder of this run's
-            outside = tuple(Path(each) for each in read_json(old / FILE)["checkpoints"])
+            outside = tuple(Path(each) for each in read_json(old / MARK_FILE)["checkpoints"])
             if all(each.is_absolute() and each.name == folder.name for each in outside):
                 return cls(folder, old, outside)
         return None
@@ -113,7 +118,9 @@ class ArchivedRun:
         return path
 
     def restore_run(self, keep: Path | None = None) -> None:
-        """Move the archived folders back to the original paths, checkpoints first.
+        """Move the archived folders back to the original paths, and remove the mark.
+
+        Checkpoints move first, because a run folder that is back in its place could be resumed without them.
 
         Args:
             keep: new path for the folder of the start that ended without a result. None removes that folder.
@@ -131,7 +138,7 @@ class ArchivedRun:
             self._restore_folder()
         finally:
             shutil.rmtree(self.removal_path, ignore_errors=True)
-        (self.folder / FILE).unlink(missing_ok=True)
+        (self.folder / MARK_FILE).unlink(missing_ok=True)
 
     def _restore_folder(self) -> None:
         """Rename the archived run folder back. If that fails, undo the renames of the checkpoint folders."""
@@ -146,4 +153,4 @@ class ArchivedRun:
     def remove_mark(self) -> None:
         """Remove the mark: the new run has a result, and the archived run keeps the new name."""
         with suppress(OSError):  # the archive may be read-only
-            (self.old / FILE).unlink(missing_ok=True)
+            (self.old / MARK_FILE).unlink(missing_ok=True)

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.code_digests import digest_code, digest_judge
-from ajet.record.archived_run import FILE as ASIDE_FILE
-from ajet.record.archived_run import ArchivedRun
+from ajet.record.archived_run import MARK_FILE, ArchivedRun
 from ajet.record.chain import FILE as CHAIN_FILE
 from ajet.record.chain import Chain, chain_key, has_saved_checkpoint
 from ajet.record.chain_starts import SETTLED
@@ -43,7 +42,7 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-START_FILES = {*SETTLED, CHAIN_FILE, LOCK_FILE, GUARD, ASIDE_FILE, "command", "status.json", "logs", "services"}
+START_FILES = {*SETTLED, CHAIN_FILE, LOCK_FILE, GUARD, MARK_FILE, "command", "status.json", "logs", "services"}
 """Files that a start writes before it loads anything. A folder with only these files has no data of a run."""
 OTHER_RUN_FOLDERS = {"debug", "eval", "prompt", "serve"}
 """Folders of untrained runs of the same name."""
@@ -359,7 +358,7 @@ class RunPlace:
 
         A notice is added if other data occupies the original path.
         """
-        (self.folder / ASIDE_FILE).unlink(missing_ok=True)  # a start killed before its first rename left the file
+        (self.folder / MARK_FILE).unlink(missing_ok=True)  # a start killed before its first rename left the file
         if (archived := ArchivedRun.find_archived(self.folder)) is None:
             return
         if not (self._holds_only(START_FILES) and archived.is_restorable):

@@ -71,7 +71,7 @@ def _file_path(address: Address) -> Path:
 
 @dataclass(slots=True)
 class _PositionUses:
-    """The uses of a position by training steps that count at the last commit."""
+    """Which training steps used a position. Steps after the last committed one are left out: they will be repeated."""
 
     steps: list[int] = field(default_factory=list)
     """Training steps that used the position."""

@@ -138,7 +138,11 @@ Unit = tuple[str, ...]
 
 
 def _build_meanings() -> dict[str, list[tuple[str, Fraction]]]:
-    """Return (kind, size) of each spelling; names are in lower case after a blank."""
+    """Return the possible (kind, size) of each spelling of a unit.
+
+    Symbols are keys as written ("km"). Names are keys in lower case with a leading blank (" kilometer"), so that a name
+    never equals a symbol.
+    """
     meanings: dict[str, list[tuple[str, Fraction]]] = {}
     for table, prefixes in ((_METRIC, _PREFIXES), (_OTHERS, {"": ("", 0)})):
         for entry in table.strip().splitlines():

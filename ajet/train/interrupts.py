@@ -39,7 +39,11 @@ class Preempted(KeyboardInterrupt):
 
 
 def explain_end(interrupt: KeyboardInterrupt, *, started: str = "command") -> str:
-    """Return the last line of the screen after an interrupt. `started`: the noun for the resuming command."""
+    """Return the last line of the screen after an interrupt.
+
+    Args:
+        started: what the user ran, for the advice to run it again: "command" or "program".
+    """
     if interrupt.args:
         return str(interrupt)
     return (

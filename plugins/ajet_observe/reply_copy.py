@@ -99,7 +99,7 @@ class ReplyCopy:
             self._body_parts.append(part)
 
     def build_body(self) -> Any:
-        """Return the body to record, and complete `problem` and `finish`."""
+        """Return the body to record, and set `problem` and `finish` from it."""
         data, stream = b"".join(self._body_parts), self._stream
         body: Any = parse_storable_json(data) if data else None
         if stream is not None:

@@ -69,12 +69,14 @@ def save_notes(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 def _check_note(given: Mapping[str, Any]) -> dict[str, Any]:
     note, tags, edit = given.get("note", ""), given.get("tags", []), given.get("edit", 0)
     if not isinstance(note, str) or len(note) > LONGEST_NOTE:
-        raise NoteError(f"note: a text of at most {LONGEST_NOTE:,} characters")
+        raise NoteError(f"The note must be a text of at most {LONGEST_NOTE:,} characters.")
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        raise NoteError("tags: a list of words")
+        raise NoteError("The tags must be a list of texts.")
     words = list(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
     if len(words) > MOST_TAGS or any(len(tag) > LONGEST_TAG or "," in tag for tag in words):
-        raise NoteError(f"tags: at most {MOST_TAGS}, each of at most {LONGEST_TAG} characters and without a comma")
+        raise NoteError(
+            f"A note has at most {MOST_TAGS} tags, each of at most {LONGEST_TAG} characters and without a comma."
+        )
     if not isinstance(edit, int) or isinstance(edit, bool):
-        raise NoteError("edit: the number of the version it is based on")
+        raise NoteError("The field edit must be the number of the version that was edited.")
     return {"note": note.encode(errors="replace").decode(), "tags": words, "edit": edit}

@@ -119,7 +119,7 @@ def wake_when_alone() -> None:
 
 
 class _SignalEvent(ctypes.Structure):
-    """sigevent of <signal.h> on Linux. The second part defines the third: 0 is SIGEV_SIGNAL."""
+    """`struct sigevent` of <signal.h> on Linux. `kind` 0 (SIGEV_SIGNAL) sends the signal `signal`."""
 
     _fields_ = (
         ("value", ctypes.c_void_p),

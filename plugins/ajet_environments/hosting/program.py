@@ -73,12 +73,12 @@ def run_environment(
 
 
 def can_use_uvloop(description: EnvironmentDescription) -> bool:
-    """True if uvloop is installed and no server starts as another user, as sandboxed servers do.
+    """True if uvloop, which makes a call cheaper, is installed and can start all servers.
 
-    uvloop makes a call cheaper.
+    uvloop cannot start a process as another user, which sandboxed servers and parts with a `start` of their own need.
     """
-    is_confined = any(part.start is not None or (part.server and part.server.confined) for part in description.parts)
-    return not is_confined and find_spec("uvloop") is not None
+    changes_user = any(part.start is not None or (part.server and part.server.confined) for part in description.parts)
+    return not changes_user and find_spec("uvloop") is not None
 
 
 def _raise_exit(*_: object) -> None:

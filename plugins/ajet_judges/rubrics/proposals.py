@@ -117,7 +117,7 @@ def parse_categories_reply(text: str, count: int, limit: int) -> list[tuple[str,
     categories = [(" ".join(group["name"].split())[:LONGEST_CATEGORY], group["criteria"]) for group in groups]
     categories = [(name, places) for name, places in categories if places]
     if sorted(number for _, places in categories for number in places) != list(range(1, count + 1)):
-        raise UnreadableReplyError("it does not name each criterion once")
+        raise UnreadableReplyError("a criterion is missing from the grouping, or is in two categories")
     if len(categories) > limit or not all(name for name, _ in categories):
         raise UnreadableReplyError(
             f"it has {len(categories)} categories, and at most {limit} were asked for, each with a name"

@@ -72,10 +72,11 @@ def browse_agent_of(config: Any) -> BrowseAgent | None:
     )
     if not agent.status:
         return None
-    return agent if agent.models else agent.model_copy(update={"models": (_of_environment(config_name),)})
+    return agent if agent.models else agent.model_copy(update={"models": (_read_model_variables(config_name),)})
 
 
-def _of_environment(named: str | None) -> ChatModel:
+def _read_model_variables(named: str | None) -> ChatModel:
+    """Return the model that the environment variables name. Raises ConfigError without them."""
     url, model = read_outside_variable(URL_VARIABLE), read_outside_variable(MODEL_VARIABLE)
     if not url or not model:
         raise ConfigError(
