@@ -396,9 +396,10 @@ def test_one_that_is_started_in_a_busy_run_is_looked_after(tmp_path: Path) -> No
 
 
 def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
-    lake = RunningCompanion("lake", Companion(command="x"), tmp_path, log := tmp_path / "lake.log")
-    log.write_text("x" * (1 << 17) + "\nthe last\n\n")
-    lake._end_report = {"code": 3}
+    script = "import sys; print('x' * (1 << 17) + '\\nthe last\\n', flush=True); sys.exit(3)"
+    lake = RunningCompanion("lake", Companion(command=[sys.executable, "-c", script]), tmp_path, tmp_path / "lake.log")
+    lake.start()
+    assert until(lake.is_over)
     assert lake.describe_exit() == " with code 3 (the last)" and len(lake.last_lines()[0]) < 1 << 16
 
 
