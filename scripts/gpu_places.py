@@ -20,7 +20,7 @@ COVERED = {
     "ajet/backbone/local/backbone.py::_measure_peak": "local",
     "ajet/backbone/local/backbone.py::run_rehearsal": "local",
     "ajet/backbone/local/trainer.py::Trainer.rehearse": "local",
-    "ajet/backbone/local/tree_attention.py::TreePlan.shared": "tests",
+    "ajet/backbone/local/tree_attention.py::TreePlan.convert_mask": "tests",
     "ajet/backbone/local/tree_attention.py::_attend_dense": "tests",
     "ajet/backbone/local/tree_attention.py::uses_subtrees": "tests",
     "ajet/backbone/requirements.py::has_nvidia": "doctor",

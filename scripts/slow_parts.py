@@ -76,6 +76,7 @@ PARTS = (
     Part("verl life", 1500, (f"{VERL}/test_verl_life.py", f"{VERL}/test_verl_kill_and_resume.py",
                              f"{VERL}/test_verl_faults.py"), boots=True),
     Part("verl modes", 2100, (f"{VERL}/test_verl_modes.py", f"{VERL}/test_verl_trees_learn.py",
+                              "plugins/ajet_containers/tests/test_harbor_workflow_on_verl.py",
                               f"{VERL}/test_verl_async_resume.py"), boots=True),
     Part("verl from a store", 800, (f"{VERL}/test_verl_from_store.py",), boots=True),
     Part("verl elsewhere", 1500, ("plugins/ajet_cluster/tests/test_cluster_slurm.py",

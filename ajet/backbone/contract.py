@@ -13,16 +13,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from ajet.context_tracker.packing import pack, placed
+from ajet.context_tracker.packing import PackedRow, pack, placed
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import ChatEngine, TokenEngine
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
-
-if TYPE_CHECKING:
-    from ajet.backbone.local.scorer import Scorer
 
 
 @dataclass(slots=True)
@@ -118,6 +115,35 @@ class Backbone(Protocol):
 
     def close(self) -> None:
         """Release the engine and all memory. Idempotent."""
+        ...
+
+
+class Scorer(Protocol):
+    """Computes log-probabilities of one model as the trainer does."""
+
+    dtype: str
+    """Number format of the weights: float32, bfloat16…"""
+    device: str
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """True if a row may hold trees of samples that share a prefix, so the prefix is computed once."""
+        ...
+
+    def logprobs(self, row: PackedRow, temperature: float = 1.0) -> Floats:
+        """Return the log-probabilities of the row's targets, shape [K]."""
+        ...
+
+    def truncated(
+        self, row: PackedRow, temperature: float, top_p: float, top_k: int, *, slack: float
+    ) -> tuple[Floats, Floats]:
+        """Return bounds of each target's log-probability after top_k and top_p: lowest [K] and highest [K].
+
+        Rounding decides whether tokens at the border of top_p belong to the distribution, so only bounds are known.
+
+        Args:
+            slack: probability mass that rounding may move across the border of top_p.
+        """
         ...
 
 

@@ -18,7 +18,7 @@ from ajet.schema.call import Floats
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ajet.backbone.local.scorer import Scorer
+    from ajet.backbone.contract import Scorer
     from ajet.config import Experiment
     from ajet.engine.contract import ChatEngine, TokenEngine
     from ajet.engine.watched import Watch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import Config
@@ -16,13 +16,21 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.server import ServerState
 
 from ajet.gateway.asgi import LOST, WATCH, Leave
-from ajet.gateway.limits import PEER
-
-if TYPE_CHECKING:
-    from ajet.gateway.listener import Acceptor
-
+from ajet.gateway.limits import PEER, ServerCounters
 
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+class ConnectionOwner(Protocol):
+    """The listener of a connection: `ajet.gateway.listener.Acceptor`, which imports this module."""
+
+    shared: ServerCounters
+
+    def forget_stranger(self, connection: Connection) -> None:
+        """Stop counting the connection as a stranger, that is, as one that has shown no valid key yet."""
+
+    def left(self, connection: Connection) -> None:
+        """Remove a closed connection from all counts."""
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -30,7 +38,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def __init__(
         self,
-        acceptor: Acceptor,
+        acceptor: ConnectionOwner,
         config: Config,
         state: ServerState,
         loop: asyncio.AbstractEventLoop,

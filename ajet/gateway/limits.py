@@ -11,14 +11,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ajet.gateway.request import Refused
-
-if TYPE_CHECKING:
-    from ajet.gateway.connection import Connection
 
 PEER = "ajet.peer"
 """State key: the connection of the request. Absent in the in-process transport."""
@@ -52,6 +49,26 @@ class ServerLimits:
     """Bytes of all bodies in transfer."""
     reserve: int = 128
     """Descriptors reserved for the record; at most an eighth of the process's limit."""
+
+
+class ClientConnection(Protocol):
+    """The connection of a request: `ajet.gateway.connection.Connection`, which imports this module."""
+
+    shared: ServerCounters
+    transport: Any
+    guessed: bool
+    """True after a wrong key and before a valid one."""
+
+    def welcome(self) -> None:
+        """Note a valid key of the client."""
+
+    @property
+    def address(self) -> str:
+        """The network address of the client."""
+
+    @property
+    def begun(self) -> bool:
+        """True once the head of the reply is sent."""
 
 
 class ServerCounters:
@@ -129,9 +146,9 @@ async def after_wrong_key(scope: Mapping[str, Any]) -> None:
         await asyncio.sleep(pause)
 
 
-def peer_of(scope: Mapping[str, Any]) -> Connection | None:
+def peer_of(scope: Mapping[str, Any]) -> ClientConnection | None:
     """Return the connection of a request, or None for the in-process transport."""
-    peer: Connection | None = scope.get("state", {}).get(PEER)
+    peer: ClientConnection | None = scope.get("state", {}).get(PEER)
     return peer
 
 

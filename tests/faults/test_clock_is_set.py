@@ -47,7 +47,7 @@ def test_of_a_served_episode(put_on: Any) -> None:
         rollout=SimpleNamespace(episode_timeout=HOUR_S, group_deadline=None, min_group=None),
         gateway=SimpleNamespace(idle_timeout=HOUR_S),
     )
-    more: Any = dict.fromkeys(("end", "give_up", "close"))
+    more: Any = dict.fromkeys(("end_episode", "give_up", "close"))
     watched = DeadlineWatcher(settings, {}, about, **more)
     with start_gateway() as on:
         session = on.gateway.open("episode", key=(0, 0, 1), sampling=Sampling(200), trainable=None)

@@ -354,8 +354,11 @@ def scaffold(on: Stage, capture: Capture) -> list[str]:
 
 def _fill_parameters(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the tools with an empty schema for those without parameters, as OpenAI reads them."""
-    empty = {"type": "object", "properties": {}}
-    return [{**tool, "function": {"parameters": empty, **tool["function"]}} for tool in tools]
+    empty = {"parameters": {"type": "object", "properties": {}}}
+    return [
+        {**tool, "function": {**tool["function"], **({} if "parameters" in tool["function"] else empty)}}
+        for tool in tools
+    ]
 
 
 def assert_same_tokens(on: Stage, found: list[int], expected: list[int]) -> None:

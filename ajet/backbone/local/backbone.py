@@ -24,7 +24,7 @@ from loguru import logger
 
 from ajet.algorithm import open_algorithm
 from ajet.backbone.canary import PROMPT, REPLY, Canary, compute_gap
-from ajet.backbone.contract import Backbone, Rehearsal, Update, score_samples
+from ajet.backbone.contract import Backbone, Rehearsal, Scorer, Update, score_samples
 from ajet.backbone.local.machine import (
     bound_kernel_caches,
     choose_device,
@@ -48,7 +48,6 @@ from ajet.schema.episode import SampledSpan, Timeline
 from ajet.schema.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    from ajet.backbone.local.scorer import Scorer
     from ajet.config import AjetConfig, Experiment
     from ajet.engine.contract import ChatEngine, PausableEngine
     from ajet.engine.model_source import ModelSource

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ajet.schema.batch import Sample
 
 
-class Scorer:
+class ForwardScorer:
     """Computes log-probabilities with a loaded model, as the trainer does.
 
     Args:
@@ -75,7 +75,7 @@ class Scorer:
         return low.cpu().numpy(), high.cpu().numpy()
 
 
-class LocalScorer(Scorer):
+class LocalScorer(ForwardScorer):
     """Scores with the experiment's model and the weights in `checkpoint`, or the model's own weights without one.
 
     Raises:
@@ -123,7 +123,7 @@ class LocalScorer(Scorer):
         policy = self._policy
         has_adapters = bool(policy.adapters) or policy.adapted is not None
         with policy.reference() if has_adapters else nullcontext(policy.forward) as forward:
-            scorer = Scorer(forward, policy.weights.values)
+            scorer = ForwardScorer(forward, policy.weights.values)
             return score_samples(scorer, samples, tokens=self._row_tokens, temperature=temperature)
 
     def losses(

@@ -32,7 +32,7 @@ from ajet.backbone.local.losses import LossTally, RowLoss, StepLoss
 from ajet.backbone.local.machine import release_memory
 from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
 from ajet.backbone.local.policy import LocalPolicy
-from ajet.backbone.local.scorer import Scorer
+from ajet.backbone.local.scorer import ForwardScorer
 from ajet.backbone.local.value_head import StepValueLoss, ValueHead, ValueTally
 from ajet.context_tracker.packing import PackedRow, pack, placed
 from ajet.schema.batch import Sample, TrainingBatch
@@ -119,14 +119,14 @@ class Trainer:
             )
 
     @contextmanager
-    def scorer(self, *, reference: bool = False) -> Iterator[Scorer]:
+    def scorer(self, *, reference: bool = False) -> Iterator[ForwardScorer]:
         """Yield a scorer of the current weights or of the reference model.
 
         Raises:
             ValueError: no reference model was configured.
         """
         with self.policy.reference() if reference else nullcontext(self.policy.forward) as forward:
-            yield Scorer(forward, self.policy.weights.values)
+            yield ForwardScorer(forward, self.policy.weights.values)
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:
         """Return the critic's values, shape [T] per sample: one before each trained token, 0 elsewhere.

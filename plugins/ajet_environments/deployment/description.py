@@ -29,7 +29,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -37,11 +37,13 @@ from ajet.config.plugin import load_code
 from ajet.config.plugins import find_all_parts, find_part, find_parts, list_first_names
 from ajet.environment.files import find_variables, invalid_section_error, read_variables, read_yaml
 from ajet.schema.errors import ConfigError
-from ajet_environments.front.servers import Per
 from ajet_mcp.servers import Resources, Server, server_from
 
 DEFAULT_SECONDS = 120.0
 """Timeout of a call, in seconds."""
+
+Per = Literal["episode", "shared"]
+"""What an instance of a server is started for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,17 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
 from ajet.schema.errors import BoundaryError, EnvironmentFailure
+from ajet_environments.deployment.description import Per
 
 if TYPE_CHECKING:
     from ajet_environments.deployment.instances import McpInstance
 
 Json = Mapping[str, Any]
-Per = Literal["episode", "shared"]
 
 
 StartInstance = Callable[[str], Awaitable["McpInstance"]]
