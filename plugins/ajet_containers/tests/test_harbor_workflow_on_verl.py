@@ -42,6 +42,6 @@ def test_it_trains_in_containers(tmp_path: Path) -> None:
     run = tmp_path / "launcher_record" / "repairs"
     (row,) = (row for row in metric_rows(run) if "tasks" in row)
     episodes = EpisodeFiles(run / "episodes").read(1)
-    assert row["train/episodes"] == len(episodes) == 4 and row["tokens"] > 0
+    assert row["train/episodes"] == len(episodes) == 4 and "grad_norm" in row
     assert all(episode.reward and episode.metadata["verifier"]["rewards"] for episode in episodes)
     assert list_containers() == []
