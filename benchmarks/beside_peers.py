@@ -54,6 +54,7 @@ from family import Family
 from ajet.config.experiment import load_experiment
 from ajet.engine.model_source import locate_model
 from ajet.engine.models import prepare_folder
+from ajet.record.intervals import t_quantile
 from scripts.bench import commit_of, machine
 
 ROOT = Path(__file__).parents[1]
@@ -73,8 +74,6 @@ SETTING: dict[str, Any] = {
     "threads": 1, "tasks": 8, "repeats": 8, "steps": 24, "lr": 3e-4, "temperature": 1.0, "turns": 3,
     "max_reply": 40, "max_prompt": 160, "max_response": 160, "save_every": 2, "attempts": 8,
 }  # fmt: skip
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Student's t of a two-sided interval of 95 %, by the number of values."""
 
 
 @dataclass(slots=True)
@@ -383,7 +382,7 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
     """Return the mean and half of its 95 % interval by Student's t; NaN for a single value."""
     if len(values) < 2:
         return values[0], math.nan
-    return statistics.mean(values), T_95[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.mean(values), t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def table_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
