@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,18 +17,8 @@ pytestmark = pytest.mark.slow
 BATCH = TrainingBatch(1, [sample_of(list(range(3, 40)), [(8, 37)])])
 
 
-@pytest.fixture
-def unfrozen() -> Iterator[None]:
-    before = gc.get_freeze_count()
-    gc.unfreeze()
-    yield
-    gc.unfreeze()
-    if before:
-        gc.freeze()
-
-
 @pytest.mark.parametrize(("mode", "freezes"), [("sync", True), ("async", False)])
-def test_first_update_excludes_rollout_modules(unfrozen: None, tmp_path: Path, mode: str, freezes: bool) -> None:
+def test_first_update_excludes_rollout_modules(none_frozen: None, tmp_path: Path, mode: str, freezes: bool) -> None:
     trainer = {"device": "cpu", "threads": 1, "use_kl_loss": False, "mode": mode}
     settings = {"backbone": "local", "model": {"path": "embedded:tiny-tools"}, "trainer_common": trainer}
     backbone = LocalBackbone(Experiment.from_dict({"ajet": settings}, base=tmp_path))

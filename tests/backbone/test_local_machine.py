@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,17 +17,6 @@ class Ring:
 
     def __init__(self) -> None:
         self.itself = self
-
-
-@pytest.fixture
-def none_frozen() -> Iterator[None]:
-    """As in a process of a run: the test run has its own objects frozen."""
-    before = gc.get_freeze_count()
-    gc.unfreeze()
-    yield
-    gc.unfreeze()
-    if before:
-        gc.freeze()
 
 
 def test_what_comes_after_a_start_is_collected_and_what_was_there_is_left_alone(none_frozen):
