@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ajet.schema.errors import ConfigError
 from ajet_environments.venvs import prepare_python
-from ajet_harness.install import install_harness, list_folders
+from ajet_harness.install import install_harness, list_mounted_folders
 from ajet_harness.presets import fill_section
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -226,7 +226,7 @@ class CommandSettings(BaseModel):
         if self.harness is None:
             return []
         install_harness(self.harness)
-        return list_folders(self.harness)
+        return list_mounted_folders(self.harness)
 
 
 def find_folder(name: str, base: Path, key: str) -> Path:

@@ -70,7 +70,7 @@ def find_installed(name: str) -> Path | None:
     return target / PROGRAMS if (target / READY).exists() else None
 
 
-def list_folders(name: str) -> list[Path]:
+def list_mounted_folders(name: str) -> list[Path]:
     """Return the folders of an installed harness and of its Node.js or Python, for mounts at the same paths.
 
     Raises:

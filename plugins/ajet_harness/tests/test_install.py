@@ -9,7 +9,7 @@ import pytest
 
 from ajet.schema.errors import UserError
 from ajet_environments.venvs import READY
-from ajet_harness.install import choose_node_folder, find_installed, install_harness, list_folders
+from ajet_harness.install import choose_node_folder, find_installed, install_harness, list_mounted_folders
 
 
 def program(path: Path, *lines: str) -> None:
@@ -45,18 +45,18 @@ def test_packages_are_installed_once_without_their_dependencies_programs(node, t
     assert [each.name for each in programs.iterdir()] == ["pi"]
     printed = subprocess.run([programs / "pi", "-p", "two words"], capture_output=True, text=True).stdout
     assert printed == f"node {programs.parent}/node_modules/.bin/pi -p two words\n"
-    assert list_folders("pi") == [programs.parent, node]
+    assert list_mounted_folders("pi") == [programs.parent, node]
 
 
 def test_the_systems_python_is_not_mounted(tmp_path, monkeypatch):
     monkeypatch.setenv("AJET_CACHE", str(tmp_path))
     monkeypatch.setattr("ajet_harness.install.make_venv", lambda target, *_, **__: link(target, tmp_path / "opt"))
     programs = install_harness("mini-swe-agent")
-    assert list_folders("mini-swe-agent") == [programs.parent, tmp_path / "opt"]
+    assert list_mounted_folders("mini-swe-agent") == [programs.parent, tmp_path / "opt"]
     (programs.parent / "bin" / "python").unlink()
     link(programs.parent, Path("/usr"))
     with pytest.raises(UserError, match="runs on the system's Python"):
-        list_folders("mini-swe-agent")
+        list_mounted_folders("mini-swe-agent")
 
 
 def link(target: Path, prefix: Path) -> str:
