@@ -17,20 +17,21 @@ Invariant: a row depends on the run's folder and its processor time alone.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from seed_runs import add_row, make_parser, plot_range, read_rows, report, run_python
 
 from ajet.record import EpisodeFiles
 from ajet.schema.call import Call, full_ids
@@ -79,12 +80,7 @@ class CompactionRun:
 
 def run_ajet(*arguments: str, cwd: Path) -> float:
     """Run `ajet` with one thread, and return its processor seconds."""
-    paths = [str(RELAY), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "ajet.cli.launcher", *arguments], cwd=cwd, env=environment, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return run_python("-m", "ajet.cli.launcher", *arguments, cwd=cwd, paths=(RELAY, ROOT)).processor
 
 
 def prepare_model(folder: Path) -> Path:
@@ -206,28 +202,15 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], picture: Path) -> None:
     axes = figure.subplots()
     for way in WAYS:
         curves = [row["success"] for row in rows if row["way"] == way]
-        steps = range(1, len(curves[0]) + 1)
-        axes.plot(steps, [fmean(values) for values in zip(*curves, strict=True)], label=way)
-        lowest, highest = ([choose(values) for values in zip(*curves, strict=True)] for choose in (min, max))
-        axes.fill_between(steps, lowest, highest, alpha=0.15)
+        plot_range(axes, curves, way)
     axes.set(xlabel="step", ylabel="success of 64 attempts", ylim=(0, 1))
     axes.legend(loc="upper left")
     figure.savefig(picture, dpi=90)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the recorded runs of a file, [] if there is none."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-
-
 def main() -> None:
     """Play the missing runs, or print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="file that gets one row per run")
-    parser.add_argument("--table", type=Path, help="print the table of this file")
-    parser.add_argument("--picture", type=Path, help="draw the curves of the runs in --table into this PNG file")
-    parser.add_argument("--folder", type=Path, help="folder for model and runs; default: a temporary one")
-    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    parser = make_parser(__doc__, SEEDS)
     parser.add_argument("--ways", choices=WAYS, nargs="*", default=[*WAYS])
     arguments = parser.parse_args()
     if arguments.out:
@@ -238,14 +221,8 @@ def main() -> None:
             for seed in arguments.seeds:
                 for way in arguments.ways:
                     if (way, seed) not in known:
-                        row = play_run(way, seed, model, folder)
-                        with arguments.out.open("a") as file:
-                            file.write(json.dumps(asdict(row)) + "\n")
-    if table := arguments.table or arguments.out:
-        rows = read_rows(table)
-        print(format_table(rows))
-        if arguments.picture:
-            draw_curves(rows, arguments.picture)
+                        add_row(arguments.out, play_run(way, seed, model, folder))
+    report(arguments, format_table, draw_curves)
 
 
 if __name__ == "__main__":

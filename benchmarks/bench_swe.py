@@ -11,22 +11,20 @@ Invariant: a row depends on the run's folder and its seconds alone.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from seed_runs import Seconds, add_row, make_parser, plot_range, read_rows, report, run_python
 
 from ajet.record import EpisodeFiles
 from ajet.record.intervals import half_width, plus_minus
@@ -35,14 +33,8 @@ from ajet.schema.episode import Episode
 ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "tutorial" / "example_swe"
 SEEDS = (0, 1, 2)
+PATHS = (ROOT, ROOT / "plugins")
 RUN_TESTS = "run tests"
-
-
-class Seconds(NamedTuple):
-    """What a command took."""
-
-    processor: float
-    wall: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +64,21 @@ class SweRun:
     wall_s: float
 
 
-def run_python(*arguments: str, cwd: Path) -> Seconds:
-    """Run this Python with one thread, and return its seconds. Those of its containers are among them."""
-    paths = [str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Seconds(round(used, 1), round(time.monotonic() - started, 1))
-
-
 def prepare(folder: Path, image: str) -> Path:
     """Write the tasks, and return the model that learned from the demonstrations, made unless it is there."""
-    run_python(str(TUTORIAL / "repositories.py"), "tasks", "--image", image, cwd=folder)
+    run_python(str(TUTORIAL / "repositories.py"), "tasks", "--image", image, cwd=folder, paths=PATHS)
     exports = folder / "launcher_record" / "swe_sft" / "exports"
     if not exports.is_dir():
         with (folder / "demonstrations.jsonl").open("w") as rows:
             program = [sys.executable, str(TUTORIAL / "repositories.py"), "--demonstrations"]
             subprocess.run(program, stdout=rows, check=True)
-        run_python(str(TUTORIAL / "make_model.py"), "coder", cwd=folder)
+        run_python(str(TUTORIAL / "make_model.py"), "coder", cwd=folder, paths=PATHS)
         command = ("-m", "ajet.cli.launcher")
         seconds = run_python(
-            *command, "sft", "--conf", str(TUTORIAL / "sft.yaml"), "trainer_common.threads=1", cwd=folder
+            *command, "sft", "--conf", str(TUTORIAL / "sft.yaml"), "trainer_common.threads=1", cwd=folder, paths=PATHS
         )
         print(f"demonstrations: {seconds.processor:.0f} processor seconds, {seconds.wall:.0f} by the clock")
-        run_python(*command, "export", "swe_sft", cwd=folder)
+        run_python(*command, "export", "swe_sft", cwd=folder, paths=PATHS)
     [model] = exports.iterdir()
     return model
 
@@ -108,7 +89,7 @@ def play_run(seed: int, model: Path, folder: Path) -> SweRun:
              (("path", "train"), ("validation", "held_out"))]  # fmt: skip
     settings = [f"model.path={model}", f"experiment_name=swe_{seed}", f"seed={seed}", "trainer_common.threads=1"]
     command = ["-m", "ajet.cli.launcher", "--conf", str(TUTORIAL / "swe.yaml"), "--fresh"]
-    seconds = run_python(*command, *tasks, *settings, cwd=folder)
+    seconds = run_python(*command, *tasks, *settings, cwd=folder, paths=PATHS)
     return read_run(folder / "launcher_record" / f"swe_{seed}", seed, seconds)
 
 
@@ -184,10 +165,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], picture: Path) -> None:
     axes = figure.subplots()
     for name, label in (("ran_tests", "ran the tests"), ("solved", "solved")):
         curves = [[step[name] / step["played"] for step in row["training"]] for row in rows]
-        steps = range(1, len(curves[0]) + 1)
-        axes.plot(steps, [fmean(values) for values in zip(*curves, strict=True)], label=f"training: {label}")
-        lowest, highest = ([choose(values) for values in zip(*curves, strict=True)] for choose in (min, max))
-        axes.fill_between(steps, lowest, highest, alpha=0.15)
+        plot_range(axes, curves, f"training: {label}")
     for step in rows[0]["held_out"]:
         shares = average_tasks([row["held_out"][step] for row in rows])
         axes.errorbar(int(step), fmean(shares), half_width(shares) or 0, fmt="o", color="black", capsize=3)
@@ -195,11 +173,6 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], picture: Path) -> None:
     axes.set(xlabel="step", ylabel="share of attempts", ylim=(0, 1))
     axes.legend(loc="upper left")
     figure.savefig(picture, dpi=90)
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the recorded runs of a file, [] if there is none."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 def find_image(named: str | None) -> str:
@@ -215,13 +188,8 @@ def find_image(named: str | None) -> str:
 
 def main() -> None:
     """Play the missing runs, or print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="file that gets one row per run")
-    parser.add_argument("--table", type=Path, help="print the table of this file")
-    parser.add_argument("--picture", type=Path, help="draw the curves of the runs in --table into this PNG file")
-    parser.add_argument("--folder", type=Path, help="folder for model and runs; default: a temporary one")
+    parser = make_parser(__doc__, SEEDS)
     parser.add_argument("--image", help="base image of the tasks, such as docker.io/library/python:3.12")
-    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     arguments = parser.parse_args()
     if arguments.out:
         with tempfile.TemporaryDirectory() as temporary:
@@ -230,14 +198,8 @@ def main() -> None:
             known = {row["seed"] for row in read_rows(arguments.out)}
             for seed in arguments.seeds:
                 if seed not in known:
-                    row = play_run(seed, model, folder)
-                    with arguments.out.open("a") as file:
-                        file.write(json.dumps(asdict(row)) + "\n")
-    if table := arguments.table or arguments.out:
-        rows = read_rows(table)
-        print(format_table(rows))
-        if arguments.picture:
-            draw_curves(rows, arguments.picture)
+                    add_row(arguments.out, play_run(seed, model, folder))
+    report(arguments, format_table, draw_curves)
 
 
 if __name__ == "__main__":
