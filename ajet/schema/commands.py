@@ -97,9 +97,10 @@ def format_list_command(root: Path) -> str:
 
 
 def _find_installer() -> str:
-    from importlib.util import find_spec
+    from importlib.metadata import distributions
 
-    if find_spec("pip") is not None:
+    # `find_spec("pip")` would make setuptools fail: its import hook takes that for pip and keeps the standard distutils.
+    if any(distributions(name="pip")):
         return f"{find_python()} -m pip install"
     sibling = Path(sys.executable).parent / "uv"
     uv = "uv" if shutil.which("uv") else shorten_path(sibling) if sibling.exists() else None

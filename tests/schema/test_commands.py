@@ -30,7 +30,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("importlib.metadata.distributions", lambda name: [object()])
     return tmp_path
 
 
@@ -68,10 +68,15 @@ def test_a_clone_installs_from_itself_and_a_wheel_from_where_it_came(environment
 
 
 def test_an_environment_without_pip_is_filled_by_uv(environment, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.metadata.distributions", lambda name: [])
     (environment / ".venv" / "bin" / "uv").write_text("#!/bin/sh\n")
     (environment / ".venv" / "bin" / "uv").chmod(0o755)
     assert commands.format_install("a==1", "b") == '.venv/bin/uv pip install --python .venv/bin/python "a==1" b'
+
+
+def test_an_install_command_leaves_setuptools_importable():
+    program = "from ajet.schema.commands import format_install; format_install('a'); import setuptools"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
 def test_a_run_is_named_by_its_name_only_where_commands_look(environment):
