@@ -21,7 +21,7 @@ CONTEXT = 12288
 
 
 def make_model(folder: Path) -> None:
-    """Make a Qwen3 of random weights, with SmolLM2's vocabulary, the chat template of `tiny-tools` and a long context."""
+    """Make random weights with SmolLM2's vocabulary, the chat template of `tiny-tools`, and room for the prompt."""
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
