@@ -55,11 +55,13 @@ def install_harness(name: str) -> Path:
         if find_installed(name) is None:
             logger.info("installing the harness {} ({}) once, in {}", name, packages, target)
             if problem := "".join(fill_environment(target, lambda: _install_packages(target, name, preset))):
+                versions = " or ".join(f"python{version}" for version in preset.python)
                 raise UserError(
-                    f"The harness {name} cannot be installed.",
+                    f"The harness {name} cannot be installed: {problem}",
                     where=str(target),
                     expected=f"the packages {packages}",
-                    do=problem,
+                    do="check that the package index can be reached"
+                    + (f"; without {versions} on the PATH, uv downloads a Python from GitHub" if versions else ""),
                 )
     return target / PROGRAMS
 
