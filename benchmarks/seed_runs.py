@@ -47,12 +47,12 @@ def add_row(path: Path, row: Any) -> None:
         file.write(json.dumps(asdict(row)) + "\n")
 
 
-def plot_range(axes: Any, curves: Sequence[Sequence[float]], label: str) -> None:
+def plot_range(axes: Any, curves: Sequence[Sequence[float]], label: str, colour: str | None = None) -> None:
     """Plot the mean of the seeds' curves over the steps, and their range."""
     steps = range(1, len(curves[0]) + 1)
-    axes.plot(steps, [fmean(values) for values in zip(*curves, strict=True)], label=label)
+    axes.plot(steps, [fmean(values) for values in zip(*curves, strict=True)], label=label, color=colour)
     lowest, highest = ([choose(values) for values in zip(*curves, strict=True)] for choose in (min, max))
-    axes.fill_between(steps, lowest, highest, alpha=0.15)
+    axes.fill_between(steps, lowest, highest, alpha=0.15, color=colour)
 
 
 def make_parser(description: str | None, seeds: Sequence[int]) -> argparse.ArgumentParser:

@@ -27,6 +27,7 @@ from seed_runs import Rows, add_row, make_parser, plot_range, read_rows, report,
 
 from ajet.record.intervals import plus_minus
 from scripts.bench import machine
+from scripts.pictures import reduce_colours
 
 ROOT = Path(__file__).parents[1]
 PATHS = (ROOT, ROOT / "plugins")
@@ -210,20 +211,23 @@ def draw_curves(rows: Rows, picture: Path) -> None:
     """Draw the mean and range of the seeds: reward of each training step, held-out reward as dots."""
     from matplotlib.figure import Figure
 
-    runs = [row for row in rows if row["stage"] == "rl"]
+    examples = list(dict.fromkeys(row["example"] for row in rows))
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
-    plot_range(axes, [run["training_reward"] for run in runs], "attempts in training")
-    for step in runs[0]["held_out"]:
-        rewards = [run["held_out"][step] for run in runs]
-        middle = fmean(rewards)
-        spread = [[middle - min(rewards)], [max(rewards) - middle]]
-        axes.errorbar(int(step), middle, spread, fmt="o", color="black", capsize=3)
-    axes.plot([], [], "o", color="black", label="held-out tasks")
+    for example, colour in zip(examples, ("tab:blue", "tab:orange"), strict=False):
+        runs = [row for row in rows if row["example"] == example and row["stage"] == "rl"]
+        name = f"{example}: " if len(examples) > 1 else ""
+        plot_range(axes, [run["training_reward"] for run in runs], f"{name}attempts in training", colour)
+        for step in runs[0]["held_out"]:
+            rewards = [run["held_out"][step] for run in runs]
+            axes.plot([int(step)] * len(rewards), rewards, color=colour)
+            axes.plot(int(step), fmean(rewards), "o", color=colour)
+        axes.plot([], [], "o", color=colour, label=f"{name}held-out tasks")
     axes.set(xlabel="step", ylabel="reward")
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    axes.legend(title=f"mean and range of {len(runs)} seeds", loc="lower right")
+    axes.legend(title="mean and range of the seeds", loc="lower right")
     figure.savefig(picture, dpi=90)
+    reduce_colours(picture)
 
 
 def main() -> None:
