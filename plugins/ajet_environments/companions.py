@@ -39,11 +39,15 @@ CONNECT_TIMEOUT_S = 2.0
 
 @contextmanager
 def run_companions(experiment: Experiment, folder: Path, flags: Sequence[str] = (), prefix: str = "") -> Iterator[str]:
-    """Run the companions of the experiment within the block and yield the names of those started here, or "".
+    """Start the experiment's companion services, run the block, and end them.
+
+    Yields:
+        "NAME, NAME of ajet.services" with the services started here, or "" if none was started. A service that answered
+        before is used, but neither restarted nor ended.
 
     Args:
         folder: output folder of the run; logs go to `folder`/services.
-        flags: command-line flags such as `--with-NAME`, which select further services.
+        flags: names NAME of the command-line flags `--with-NAME`, which select further services.
         prefix: prepended to each log file's name.
 
     Raises:
@@ -52,18 +56,23 @@ def run_companions(experiment: Experiment, folder: Path, flags: Sequence[str] = 
     companions = choose_services(experiment, flags, os.environ)
     with ExitStack() as stack:
         running = [
-            RunningCompanion(name, each, experiment.base, folder / "services" / f"{prefix}{name}.log")
-            for name, each in companions.items()
+            RunningCompanion(name, settings, experiment.base, folder / "services" / f"{prefix}{name}.log")
+            for name, settings in companions.items()
         ]
-        for each in running:
-            each.require_startable()
-        for each in running:
-            stack.callback(each.close)
-            each.start()
-        for each in running:
-            each.wait_until_ready()
-        stack.enter_context(RestartWatcher([(each, each.restarts) for each in running if each.started]).run_watcher())
-        names = ", ".join(each.name for each in running if each.started)
+        for companion in running:
+            companion.require_startable()
+        for companion in running:  # all are started before any is awaited, so they get ready in parallel
+            stack.callback(companion.close)
+            companion.start()
+        for companion in running:
+            companion.wait_until_ready()
+        # `started` is False for a service that answered already: ajet neither restarts nor ends it.
+        stack.enter_context(
+            RestartWatcher(
+                [(companion, companion.restarts) for companion in running if companion.started]
+            ).run_watcher()
+        )
+        names = ", ".join(companion.name for companion in running if companion.started)
         yield f"{names} of ajet.services" if names else ""
 
 
@@ -101,6 +110,14 @@ class RunningCompanion(SupervisedProcess):
         self._start_process(anew=False)
 
     def _start_process(self, *, anew: bool) -> None:
+        """Start the companion's process unless a service answers at its address already.
+
+        Args:
+            anew: True to empty the log file, False to append to it.
+
+        Raises:
+            UserError: the process or its sandbox cannot be started.
+        """
         if self._is_answering():
             ready = self._companion.ready
             logger.info(
@@ -115,17 +132,27 @@ class RunningCompanion(SupervisedProcess):
         self._log_start(self._command)
 
     def _start_in_cell(self, *, anew: bool) -> None:
+        """Start the companion in a new sandbox, and remove the sandbox if the start fails."""
         self._sandbox_cell = self._make_cell()
-        wall = self._sandbox_cell.program
+        sandboxed_program = self._sandbox_cell.program
         # The process that starts the sandbox is its first process. Its variables can be read inside, so it gets none.
         try:
-            self._start_keeper(wall.argv, "/", {}, anew=anew, descriptors=wall.descriptors, user=wall.user)
+            self._start_keeper(
+                sandboxed_program.argv,
+                "/",
+                {},
+                anew=anew,
+                descriptors=sandboxed_program.descriptors,
+                user=sandboxed_program.user,
+            )
         finally:
+            # It closes this process's copies of the descriptors as well, so a failed start needs it too.
             self._sandbox_cell.start_forwarding()
             if self.keeper is None:
                 self._end_cell()
 
     def _make_cell(self) -> ServiceCell:
+        """Prepare the sandbox of a confined companion. Raises UserError if that fails."""
         from ajet_environments.confined import ServiceCell
 
         try:
@@ -138,7 +165,11 @@ class RunningCompanion(SupervisedProcess):
             ) from problem
 
     def wait_until_ready(self) -> None:
-        """Block until the companion is ready. Raises UserError if it ends first or exceeds its timeout."""
+        """Block until the companion is ready. Return at once if this run did not start it.
+
+        Raises:
+            UserError: the companion ends first, cannot get its port, or is not ready within its `timeout`.
+        """
         if self.keeper is None:
             return
         deadline = time.monotonic() + self._companion.timeout
@@ -155,7 +186,7 @@ class RunningCompanion(SupervisedProcess):
                     expected=f"{self._companion.ready} {'to answer' if self._has_ready_address else 'to be printed'}",
                 )
             time.sleep(POLL_S)
-        if self.is_over():  # the address answers, so another process does
+        if self.is_over():  # its process has ended, so another process answers at the address
             raise self._make_error(f"The service {self.name} ended before it was ready{self._read_end()}.")
 
     def close(self) -> None:
@@ -176,7 +207,10 @@ class RunningCompanion(SupervisedProcess):
         return _is_address(self._companion.ready)
 
     def is_ready(self) -> bool:
-        """True if the companion printed its ready text or answers at its address."""
+        """Return True if the companion answers at its address or has printed its ready text.
+
+        Only the part of the log not searched by an earlier call is read. A companion without `ready` is ready at once.
+        """
         ready = self._companion.ready
         if not ready:
             return True
@@ -187,9 +221,10 @@ class RunningCompanion(SupervisedProcess):
         ready_text = ready.encode()
         with self._log.open("rb") as log:
             log.seek(self._searched_bytes)
-            fresh = log.read()
-        self._searched_bytes = max(self._searched_bytes, self._searched_bytes + len(fresh) - len(ready_text) + 1)
-        return ready_text in fresh
+            new_output = log.read()
+        # The last bytes are searched again, because the text may be cut at the end of this read.
+        self._searched_bytes = max(self._searched_bytes, self._searched_bytes + len(new_output) - len(ready_text) + 1)
+        return ready_text in new_output
 
 
 def _is_address(ready: str | None) -> bool:
@@ -197,9 +232,11 @@ def _is_address(ready: str | None) -> bool:
 
 
 def find_connection_problem(address: str, seconds: float = CONNECT_TIMEOUT_S) -> str:
-    """Return why no service answers at http://… or tcp://HOST:PORT, or an empty string.
+    """Connect to an address and return why no service answers there, or "" if one does.
 
-    Any HTTP status below 500 counts as an answer.
+    Args:
+        address: tcp://HOST:PORT, which is only connected to, or http(s)://…, where any status below 500 is an answer.
+        seconds: timeout of the connection.
     """
     try:
         target = urlsplit(address)
@@ -233,7 +270,7 @@ class RestartWatcher:
     """
 
     def __init__(self, running: Sequence[tuple[RunningCompanion, int]]) -> None:
-        self._processes = [WatchedProcess(each, max_restarts) for each, max_restarts in running]
+        self._processes = [WatchedProcess(companion, max_restarts) for companion, max_restarts in running]
         self._is_over = threading.Event()
 
     @contextmanager
@@ -250,9 +287,10 @@ class RestartWatcher:
                 thread.join()
 
     def _watch_processes(self) -> None:
+        """Check all companions every _RESTART_POLL_S seconds until the run is over."""
         while not self._is_over.wait(_RESTART_POLL_S):
             for process in self._processes:
-                if not self._is_over.is_set():  # another may have taken long to end
+                if not self._is_over.is_set():  # the check of the process before may have taken long
                     process.check_process(time.monotonic())
 
 
@@ -280,10 +318,15 @@ class WatchedProcess:
             self._update_state(now)
         except UserError as problem:
             self._give_up(f"cannot be started again: {problem.what}")
-        except OSError as problem:  # no process, no descriptor, no room, or its log is gone
+        except OSError as problem:  # no free process or descriptor, a full disk, or a deleted log
             self._give_up(f"cannot be supervised any more: {problem}")
 
     def _update_state(self, now: float) -> None:
+        """Advance the restart state: waiting for a restart, getting ready, or ready.
+
+        The companion is restarted once its delay has passed. A restarted companion that is not ready within its timeout
+        is ended, so that the next call handles it like a failure.
+        """
         if self._restart_at is not None:
             if now >= self._restart_at:
                 self._restart_at = None
@@ -303,6 +346,10 @@ class WatchedProcess:
                 self._companion.close()
 
     def _handle_end(self, now: float) -> None:
+        """Decide what follows the end of the companion: nothing after success, a later restart, or giving up.
+
+        The delay doubles with each restart in a row. The count starts again after STEADY_S seconds of readiness.
+        """
         if self._ready_since is not None and now - self._ready_since > STEADY_S:
             self._restarts = 0
         if self._companion.has_succeeded() and not self._is_late:
@@ -313,13 +360,14 @@ class WatchedProcess:
                 f"ended{self._companion.describe_exit()}, and is not started again (restarts: {self._max_restarts})"
             )
         else:
-            after = min(2.0**self._restarts, LONGEST_S)
+            delay = min(2.0**self._restarts, LONGEST_S)
             self._restarts += 1
-            self._restart_at = now + after
-            which = f"{self._restarts} of {self._max_restarts}"
+            self._restart_at = now + delay
+            attempt = f"{self._restarts} of {self._max_restarts}"
             message = f"the service {self._companion.name} ended{self._companion.describe_exit()}"
-            logger.warning("{}; ajet starts it again in {:g} s ({})", message, after, which)
+            logger.warning("{}; ajet starts it again in {:g} s ({})", message, delay, attempt)
 
     def _give_up(self, reason: str) -> None:
+        """Stop restarting the companion, and log the reason as an error."""
         self._has_given_up = True
         logger.error("the service {} {}: episodes that need it fail from now on", self._companion.name, reason)

@@ -64,22 +64,34 @@ def choose_services(
 ) -> dict[str, Companion]:
     """Return the services to start, by name: those of the YAML and those selected by `--with-NAME`.
 
-    A name missing in the YAML is one of AgentJet's services, described by NAME_PATH and NAME_SCRIPT of the environment.
-    Raises UserError.
+    A name missing in the YAML is one of AgentJet's services, described by the environment variables NAME_PATH (its
+    folder) and NAME_SCRIPT (its shell command).
+
+    Args:
+        flags: the names NAME of the given `--with-NAME` options.
+        environment: environment variables.
+
+    Raises:
+        UserError: a service is unknown or has no command.
     """
     declared = ServiceKeys.of(experiment.ajet).services
-    services = {name: each for name, each in declared.items() if not each.only_with_flag or name in flags}
+    services = {name: service for name, service in declared.items() if not service.only_with_flag or name in flags}
     for name in flags:
         if name not in declared:
             services[name] = _read_service_of_flag(name, declared, environment)
-    for name, each in services.items():
-        if not each.command:
+    for name, service in services.items():
+        if not service.command:
             raise UserError(f"The service {name} has no command to start.", where=f"ajet.services.{name}.command")
     return services
 
 
 def _read_service_of_flag(name: str, declared: Mapping[str, Companion], environment: Mapping[str, str]) -> Companion:
-    path, script = (environment.get(f"{name.upper()}_{each}") for each in ("PATH", "SCRIPT"))
+    """Return the service of `--with-NAME` from the variables NAME_PATH and NAME_SCRIPT.
+
+    Raises:
+        UserError: one of the two is not set.
+    """
+    path, script = (environment.get(f"{name.upper()}_{suffix}") for suffix in ("PATH", "SCRIPT"))
     if path and script:
         command = ["/bin/bash", "-c", script]
         return Companion(command=command, cwd=path, ready=AGENTJETS_READY, timeout=AGENTJETS_TIMEOUT_S)

@@ -140,17 +140,17 @@ class ServiceCell:
 
         Called after an attempt to start the child, also after a failed one.
         """
-        for each in self._child_fds:
-            os.close(each)
+        for fd in self._child_fds:
+            os.close(fd)
         self._inside_socket.close()
         self._thread.start()
 
     def close(self) -> None:
-        """Close the host port and remove the sandbox's temporary folder. Idempotent."""
+        """Close the host port, stop the forwarding thread, and remove the sandbox's temporary folder. Idempotent."""
         if self._loop.is_closed():
             return
         if self._thread.is_alive():
-            with suppress(RuntimeError):  # it has just ended
+            with suppress(RuntimeError):  # the thread has just closed its loop
                 self._loop.call_soon_threadsafe(self._is_closing.set)
             self._thread.join()
         self._loop.close()
@@ -160,25 +160,37 @@ class ServiceCell:
         remove_folder(self._root)
 
     def _wall_program(self, companion: Companion, settings: dict[str, object], folder: Path) -> ConfinedProgram:
+        """Return the sandboxed command line that starts the service's program inside.
+
+        `door`, run by a bare Python in the sandbox, forwards the port and starts the program from `settings`.
+        """
         uid = choose_uid()
         readable = (folder, *_resolve_shown(companion, folder), *list_package_roots())
         walls = Walls(make_workdir(self._root, "work", uid), readable, uid, _build_limits())
         path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
+        # -I -S: no site packages and no variables of the user; `door` needs the standard library only.
         command = [sys.executable, "-I", "-S", door.__file__, json.dumps(settings)]
         return wall_program(command, walls, {"PATH": path, "PYTHONUNBUFFERED": "1", **companion.env})
 
     def _serve_port(self) -> None:
+        """Run the forwarding thread: listen on the host port once the service answers, until `close`.
+
+        Each connection to the port is forwarded through the Unix socket `door` into the sandbox.
+        """
+
         async def connect() -> door.Streams:
             return await asyncio.open_unix_connection(str(self._root / "door"))
 
         async def until_closed() -> None:
-            answers = asyncio.Event()
+            """Wait until the program in the sandbox answers, then forward the port until `close`."""
+            has_answered = asyncio.Event()
             assert self._ready_fd is not None
-            self._loop.add_reader(self._ready_fd, answers.set)
+            self._loop.add_reader(self._ready_fd, has_answered.set)
             closed = asyncio.create_task(self._is_closing.wait())
-            await asyncio.wait([closed, asyncio.create_task(answers.wait())], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([closed, asyncio.create_task(has_answered.wait())], return_when=asyncio.FIRST_COMPLETED)
             self._loop.remove_reader(self._ready_fd)
-            if not closed.done() and os.read(self._ready_fd, 1):  # else it ended before it answered
+            # An empty read is the end of the pipe: the program ended before it answered.
+            if not closed.done() and os.read(self._ready_fd, 1):
                 try:
                     server = await asyncio.start_server(
                         door.make_forwarder(connect), sock=self._listener, backlog=BACKLOG
@@ -204,6 +216,7 @@ def _parse_port(companion: Companion) -> int | None:
 
 
 def _resolve_shown(companion: Companion, folder: Path) -> list[Path]:
+    """Return the folders of the setting `shows` as absolute paths, relative ones below the working folder."""
     return [(folder / Path(path).expanduser()).resolve() for path in companion.shows]
 
 
@@ -212,11 +225,14 @@ def _build_limits() -> Limits:
 
     The service holds the environments of all rollouts, so only the machine's own limit bounds its memory.
     """
-    memory, size, files = (
-        resource.getrlimit(each)[1] for each in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, FILE_LIMIT)
+    max_memory, max_file_size, max_files = (
+        resource.getrlimit(limit_id)[1] for limit_id in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, FILE_LIMIT)
     )
-    return Limits(memory=memory, disk=_cap_limit(DISK_BYTES, size), processes=4096, files=_cap_limit(4096, files))
+    return Limits(
+        memory=max_memory, disk=_cap_limit(DISK_BYTES, max_file_size), processes=4096, files=_cap_limit(4096, max_files)
+    )
 
 
-def _cap_limit(wanted: int, hard: int) -> int:
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+def _cap_limit(wanted_limit: int, hard_limit: int) -> int:
+    """Return the wanted limit, or the machine's hard limit if that is lower."""
+    return wanted_limit if hard_limit == resource.RLIM_INFINITY else min(wanted_limit, hard_limit)

@@ -61,4 +61,4 @@ class EnvServiceReader:
                 expected=f"a split of {service.env_type!r} that {service.url} has",
             )
         env_type = service.env_type
-        return [Task(main_query=f"{env_type} {each}", task_id=each, env_type=env_type) for each in task_ids]
+        return [Task(main_query=f"{env_type} {task_id}", task_id=task_id, env_type=env_type) for task_id in task_ids]

@@ -54,9 +54,9 @@ def prepare_python(requirements: Path, *, say: Callable[[str], None] = logger.in
     try:
         text = requirements.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(
-            f"The file of requirements cannot be read: {why}.",
+            f"The file of requirements cannot be read: {problem}.",
             where=str(requirements),
             expected="a file that lists packages in the format of pip",
         ) from None
@@ -66,13 +66,15 @@ def prepare_python(requirements: Path, *, say: Callable[[str], None] = logger.in
         with lock_folder(folder, say):
             if not (target / READY).exists():
                 say(f"creating a Python environment with the packages of {requirements} (once, in {target})")
-                if why := "".join(fill_environment(target, lambda: make_venv(target, requirements, "the packages"))):
+                if problem := "".join(
+                    fill_environment(target, lambda: make_venv(target, requirements, "the packages"))
+                ):
                     raise UserError(
                         f"The Python environment for {requirements.name} cannot be created.",
                         where=str(requirements),
                         expected="packages that the package index has for Python "
                         f"{sys.version_info[0]}.{sys.version_info[1]}",
-                        do=why,
+                        do=problem,
                     )
     return target / "bin" / "python"
 
@@ -92,9 +94,9 @@ def fill_environment(target: Path, make: Callable[[], str]) -> list[str]:
         A list with the error message, or an empty list.
     """
     shutil.rmtree(target, ignore_errors=True)  # an interrupted call may have left files
-    if why := make():
+    if problem := make():
         shutil.rmtree(target, ignore_errors=True)
-        return [why]
+        return [problem]
     (target / READY).touch()
     return []
 
@@ -107,35 +109,47 @@ def find_uv() -> str | None:
 def make_venv(
     target: Path, requirements: Path, what: str, *, python: str = sys.executable, limit: float | None = None
 ) -> str:
-    """Create a virtual environment and install the requirements by uv, or by pip if uv fails.
+    """Create a virtual environment and install the requirements by uv, or by pip if uv is missing or fails.
 
     Args:
+        target: folder of the virtual environment.
         what: description of the content, for error messages.
         python: path of its Python, or a version that uv finds or downloads.
-        limit: seconds for one step; None is LIMIT_S.
+        limit: seconds for each installation; None is LIMIT_S.
 
     Returns:
         "" or an error message.
     """
     uv = find_uv()
     create = [python, "-m", "venv", "--without-pip"]
-    if os.sep not in python:
+    if os.sep not in python:  # a version such as 3.11, which only uv can look up
         create = [str(uv), "venv", "--allow-existing", "--python", python]
-    why = run_command([*create, str(target)], "venv")
-    if why:
-        return why
-    inside = str(target / "bin" / "python")
-    by_uv = [str(uv), "pip", "install", "--quiet", "--compile-bytecode", "--python", inside, "-r", str(requirements)]
-    if uv is not None and not run_command(by_uv, what, limit=limit):
+    problem = run_command([*create, str(target)], "venv")
+    if problem:
+        return problem
+    venv_python = str(target / "bin" / "python")
+    uv_command = [
+        str(uv),
+        "pip",
+        "install",
+        "--quiet",
+        "--compile-bytecode",
+        "--python",
+        venv_python,
+        "-r",
+        str(requirements),
+    ]
+    if uv is not None and not run_command(uv_command, what, limit=limit):
         return ""
-    by_pip = [sys.executable, "-m", "pip", "--python", inside, "install", "--quiet", "-r", str(requirements)]
-    return run_command(by_pip, what, limit=limit)  # pip reads its own settings: another index, say
+    pip_command = [sys.executable, "-m", "pip", "--python", venv_python, "install", "--quiet", "-r", str(requirements)]
+    return run_command(pip_command, what, limit=limit)  # pip's settings may name a package index that uv does not know
 
 
 def run_command(command: Sequence[str], what: str, *, limit: float | None = None) -> str:
-    """Run a command with a time limit and return "" or an error message. A timeout kills its process group.
+    """Run a command with a time limit, and return "" or an error message. A timeout kills its process group.
 
     Args:
+        what: what the command makes, at the start of the message.
         limit: seconds; None is LIMIT_S.
     """
     limit = LIMIT_S if limit is None else limit
@@ -155,14 +169,14 @@ def run_command(command: Sequence[str], what: str, *, limit: float | None = None
     with process:
         try:
             stdout, stderr = process.communicate(timeout=limit)
-        except BaseException as problem:
+        except BaseException as problem:  # also an interrupt, which must leave no process behind
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             if isinstance(problem, subprocess.TimeoutExpired):
                 return f"{what}: not finished within {limit:.0f} s"
             raise
-    last = (stderr or stdout).strip().splitlines()[-1:]
-    return f"{what}: {' '.join(last) or f'exit code {process.returncode}'}" if process.returncode else ""
+    last_line = (stderr or stdout).strip().splitlines()[-1:]
+    return f"{what}: {' '.join(last_line) or f'exit code {process.returncode}'}" if process.returncode else ""
 
 
 def lock_folder(folder: Path, say: Callable[[str], None]) -> AbstractContextManager[None]:
@@ -171,5 +185,5 @@ def lock_folder(folder: Path, say: Callable[[str], None]) -> AbstractContextMana
     Raises:
         UserError: the folder is not writable, or locked for longer than WAIT_S.
     """
-    does, do = "creates Python environments there", "set AJET_CACHE to another folder"
-    return alone(folder / ".lock", does, say=say, at_most=WAIT_S, do=do)
+    activity, do = "creates Python environments there", "set AJET_CACHE to another folder"
+    return alone(folder / ".lock", activity, say=say, at_most=WAIT_S, do=do)

@@ -15,6 +15,8 @@ app = typer.Typer(help="Start and check environments: tools and worlds in which 
 
 
 class ManifestFormat(StrEnum):
+    """Formats that `ajet env render` can write."""
+
     kubernetes = "kubernetes"
 
 

@@ -122,6 +122,8 @@ class _Terms(BaseModel):
 
 
 class _File(BaseModel):
+    """Keys of an environment file that belong to no plug-in's section."""
+
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
@@ -133,9 +135,14 @@ class _File(BaseModel):
 
 
 def find_environment_file(named: str) -> Path:
-    """Return the environment file for a command-line argument: an existing path, or a plug-in's environment name."""
-    part = None if Path(named).is_file() else find_part("environment_file", named)
-    file: Path = load_code(part.code) if part is not None else Path(named).absolute()
+    """Return the path of the environment file named on the command line.
+
+    Args:
+        named: path of a YAML file, or the name of an environment that a plug-in includes. An unknown name is returned
+            as a path.
+    """
+    shipped_part = None if Path(named).is_file() else find_part("environment_file", named)
+    file: Path = load_code(shipped_part.code) if shipped_part is not None else Path(named).absolute()
     return file
 
 
@@ -169,10 +176,10 @@ def prepare_families(parts: Iterable[EnvironmentPart], say: Callable[[str], None
 
     Args:
         parts: all servers of the environment.
-        say: receives progress messages.
+        say: called with each progress message.
 
     Returns:
-        One sentence per failed installation.
+        One sentence per failed installation; empty if all succeeded.
     """
     names: dict[str, list[str]] = {}
     for part in parts:
@@ -182,6 +189,7 @@ def prepare_families(parts: Iterable[EnvironmentPart], say: Callable[[str], None
 
 
 def _load_family(name: str) -> EnvironmentFamily:
+    """Import and return the family of tool servers that a plug-in provides under this section name."""
     family: EnvironmentFamily = load_code(find_all_parts("environment_family")[name].code)
     return family
 
@@ -217,9 +225,10 @@ def _read_sections(file: Path) -> tuple[_File, list[tuple[str, EnvironmentFamily
     ]
 
 
-def _parse_section(family: EnvironmentFamily, name: str, given: Any, file: Path) -> BaseModel:
+def _parse_section(family: EnvironmentFamily, name: str, values: Any, file: Path) -> BaseModel:
+    """Validate a plug-in's section of an environment file. Raises ConfigError that names the file and the key."""
     try:
-        return family.section.model_validate(given)
+        return family.section.model_validate(values)
     except ValidationError as error:
         raise invalid_section_error(error, file, family.section.model_fields, name) from None
 
@@ -266,6 +275,13 @@ def _build_part(name: str, entry: Mapping[str, Any], file: Path) -> EnvironmentP
 
 
 def _set_variables(file: Path, named: str, template: Path | None) -> None:
+    """Set the variables of an environment file's `env_file`, without replacing variables that are set.
+
+    Args:
+        file: the environment file; `named` is relative to its folder.
+        named: value of `env_file`; "" sets nothing.
+        template: an env file to copy, shown to the user if `named` is missing; None without one.
+    """
     if named:
         for name, value in read_variables(file.parent / named, template=template).items():
             if value:

@@ -70,6 +70,7 @@ def make_starter(part: EnvironmentPart, workdirs: Workdirs) -> Callable[[str], A
     client = ThinClient()
 
     async def start(episode: str) -> McpInstance:
+        """Start the server for an episode and return its instance. Raises BoundaryError."""
         server = part.server if part.start is None else part.start(*workdirs.prepare_folder(episode))
         assert server is not None, "a server that is off is not started"
         if server.confined:
@@ -77,7 +78,7 @@ def make_starter(part: EnvironmentPart, workdirs: Workdirs) -> Callable[[str], A
         session = await client.open(server, Limits(call=part.seconds))
         try:
             return McpInstance(session, await session.tools(), shared=part.per == "shared")
-        except BaseException:
+        except BaseException:  # also a cancellation: the started process must not remain
             await session.close()
             raise
 
@@ -85,6 +86,7 @@ def make_starter(part: EnvironmentPart, workdirs: Workdirs) -> Callable[[str], A
 
 
 def _build_listing(tool: Tool) -> dict[str, Any]:
+    """Return a tool in the form of MCP's `tools/list`."""
     listing: dict[str, Any] = {"name": tool.name, "description": tool.description, "inputSchema": dict(tool.schema)}
     if tool.repeatable:
         listing["annotations"] = {"idempotentHint": True}

@@ -42,5 +42,6 @@ class Workdirs:
             remove_folder(self._root.path / episode)
 
     def close(self) -> None:
+        """Delete the working folders of all episodes."""
         if self._root is not None:
             self._root.remove()

@@ -127,6 +127,7 @@ class Front:
         return [name for name in self._read_server_names(request) or () if name not in self.episodes.servers]
 
     def _read_server_names(self, request: Request) -> list[str] | None:
+        """Return the real server names in the header MCP_SERVERS without duplicates, or None without the header."""
         header = request.headers.get("mcp_servers") or request.headers.get("mcp-servers")
         if header is None:
             return None
@@ -162,6 +163,7 @@ class Front:
         return EscapingJsonResponse(dock.build_reply(parsed, result, self.name), headers=headers)
 
     def _create_episode(self, servers: Sequence[str] | None) -> FrontEpisode:
+        """Create an episode with these servers (None: all). Failures become JSON-RPC errors."""
         try:
             return self.episodes.create(servers)
         except EnvironmentFullError as full:
@@ -170,6 +172,7 @@ class Front:
             raise JsonRpcError(dock.PARAMS, str(unknown)) from unknown
 
     def _require_servers(self, request: Request) -> Sequence[str] | None:
+        """Return the servers of the header MCP_SERVERS (None: all). Raises JsonRpcError for unknown names."""
         try:
             return self.episodes.check_servers(self.select_servers(request))
         except UnknownToolError as unknown:
@@ -178,6 +181,15 @@ class Front:
     async def _build_result(
         self, request: dock.McpRequest, episode: FrontEpisode | None, servers: Sequence[str] | None
     ) -> Mapping[str, Any]:
+        """Return the result of one MCP method other than `initialize`.
+
+        Args:
+            episode: None for a client without an episode, which reaches shared servers only.
+            servers: names of the servers whose tools count; None for the episode's selection.
+
+        Raises:
+            JsonRpcError: the method, tool or parameters are invalid, or the environment was lost.
+        """
         if request.method == "ping":
             return {}
         if request.method == "server/discover":
@@ -203,15 +215,18 @@ def build_front(front: Front) -> Starlette:
     """Build the ASGI app with all routes and the access check."""
 
     async def mcp(request: Request) -> Response:
+        """Answer an MCP request without an episode in its URL."""
         return await _serve_mcp(front, request, None)
 
     async def mcp_of_episode(request: Request) -> Response:
+        """Answer an MCP request to the URL of one episode."""
         episode = front.episodes.find(request.path_params["episode"])
         if episode is None:
             return build_refusal(404, "there is no such episode: it has ended, or its environment was restarted")
         return await _serve_mcp(front, request, episode)
 
     async def create(request: Request) -> Response:
+        """Create an episode (POST /episodes) and return its id and path."""
         body = await read_json_body(request)
         servers = body.get("servers") if isinstance(body, dict) else None
         if servers is not None and not (isinstance(servers, list) and all(isinstance(name, str) for name in servers)):
@@ -229,12 +244,14 @@ def build_front(front: Front) -> Starlette:
         return EscapingJsonResponse({"episode": episode.name, "path": path, **optional_fields}, 201)
 
     async def end(request: Request) -> Response:
+        """End an episode (DELETE /episodes/NAME), and report why one of its servers was lost."""
         episode = front.episodes.find(request.path_params["episode"])
         if episode is None or not await front.episodes.end(episode.name):
             return build_refusal(404, "there is no such episode")
         return EscapingJsonResponse({"lost": episode.lost}) if episode.lost else Response(status_code=204)
 
     async def health(request: Request) -> Response:
+        """Report the number of open episodes and the state of each server's pool."""
         servers = {name: _describe_pool(server) for name, server in front.episodes.servers.items()}
         status = "draining" if front.episodes.is_draining else "success"
         return EscapingJsonResponse(
@@ -242,14 +259,15 @@ def build_front(front: Front) -> Starlette:
         )
 
     async def metrics(request: Request) -> Response:
+        """Return the counters in Prometheus's text format."""
         lines = [f"ajet_env_open_episodes {len(front.episodes)}"]
         lines += [f"ajet_env_{name}_total {count}" for name, count in sorted(front.episodes.counts.items())]
         return PlainTextResponse("\n".join(lines) + "\n")
 
-    every = ["GET", "POST", "DELETE"]
+    methods = ["GET", "POST", "DELETE"]
     routes = [
-        Route("/mcp", mcp, methods=every),
-        Route("/e/{episode}/mcp", mcp_of_episode, methods=every),
+        Route("/mcp", mcp, methods=methods),
+        Route("/e/{episode}/mcp", mcp_of_episode, methods=methods),
         Route(EPISODES, create, methods=["POST"]),
         Route(f"{EPISODES}/{{episode}}", end, methods=["DELETE"]),
         Route("/health", health),
@@ -273,10 +291,11 @@ class _AccessGuard:
         self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request to the app, or send the refusal of the access rule."""
         if scope["type"] == "http" and scope["path"] != "/health":
-            answer = self._access.check_request(Request(scope))
-            if answer is not None:
-                await answer(scope, receive, send)
+            refusal = self._access.check_request(Request(scope))
+            if refusal is not None:
+                await refusal(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -291,6 +310,11 @@ async def _answer_no_json(request: Request, problem: Exception) -> Response:
 
 
 async def _serve_mcp(front: Front, request: Request, episode: FrontEpisode | None) -> Response:
+    """Answer one HTTP request of MCP: a POST with a message, or the DELETE that ends a session.
+
+    Args:
+        episode: the episode in the URL; None to look it up by the session header.
+    """
     session = request.headers.get(SESSION)
     if episode is None and session is not None:
         episode = front.episodes.find(session)
@@ -307,6 +331,7 @@ async def _serve_mcp(front: Front, request: Request, episode: FrontEpisode | Non
 
 
 def _describe_pool(server: Any) -> dict[str, Any]:
+    """Return the state of a server's pool for /health."""
     if server.off:
         return {"off": server.off}
     return {"tools": len(server.tools), "waiting": len(server.waiting), "used": server.used, "per": server.per}

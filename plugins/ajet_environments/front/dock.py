@@ -35,14 +35,17 @@ def build_dock_routes(episodes: FrontEpisodes, aliases: Mapping[str, str], episo
     """
 
     async def servers(request: Request) -> Response:
+        """List the server names; the header says where episodes are created."""
         return EscapingJsonResponse({"servers": list(episodes.servers)}, headers={"x-episodes": episodes_path})
 
     async def tools(request: Request) -> Response:
+        """List the tools of all servers."""
         return EscapingJsonResponse(
             {"tools": [_describe_tool(name, tool) for name in episodes.servers for tool in _list_tools(name)]}
         )
 
     async def tools_of(request: Request) -> Response:
+        """List the tools of the server in the path, whose name may be an alias."""
         name = aliases.get(request.path_params["server"], request.path_params["server"])
         if name not in episodes.servers:
             return _build_error(404, f"there is no server {name!r}")
@@ -51,7 +54,11 @@ def build_dock_routes(episodes: FrontEpisodes, aliases: Mapping[str, str], episo
         )
 
     async def call(request: Request) -> Response:
-        server, _, tool = request.path_params["tool"].partition(".")
+        """Call the tool SERVER.TOOL in the path, in the episode of the header `x-episode`.
+
+        Without the header, only shared servers can be called.
+        """
+        server, _, tool = request.path_params["tool"].partition(".")  # SERVER.TOOL
         server = aliases.get(server, server)
         episode_name = request.headers.get("x-episode", "")
         episode = episodes.find(episode_name) if episode_name else FrontEpisode("", is_stateless=True)
@@ -74,7 +81,8 @@ def build_dock_routes(episodes: FrontEpisodes, aliases: Mapping[str, str], episo
         return episodes.servers[name].tools
 
     def _describe_tool(server: str, tool: Any) -> dict[str, Any]:
-        function = {key: tool.get(own_key, "") for key, own_key in _FUNCTION.items()}
+        """Return a tool in AgentDock's form, with a `function` field as in OpenAI's API."""
+        function = {key: tool.get(mcp_key, "") for key, mcp_key in _FUNCTION.items()}
         return {**tool, "name": f"{server}.{tool['name']}", "server": server, "type": "function", "function": function}
 
     return [
@@ -86,12 +94,17 @@ def build_dock_routes(episodes: FrontEpisodes, aliases: Mapping[str, str], episo
 
 
 def _build_error(status: int, detail: str, problem: BoundaryError | None = None) -> Response:
-    whose = {} if problem is None else {"boundary": problem.boundary, "retryable": problem.retryable}
-    return EscapingJsonResponse({"status_code": status, "detail": detail, **whose})
+    """Build AgentDock's form of an error: HTTP status 200, with the status in the body.
+
+    `problem` adds which side failed, and whether a retry may help.
+    """
+    boundary_fields = {} if problem is None else {"boundary": problem.boundary, "retryable": problem.retryable}
+    return EscapingJsonResponse({"status_code": status, "detail": detail, **boundary_fields})
 
 
 def _join_text(result: Any) -> str:
-    return "\n".join(part.get("text", "") for part in result.get("content", []) if part.get("type") == "text")
+    """Return the text blocks of an MCP result, one per line."""
+    return "\n".join(block.get("text", "") for block in result.get("content", []) if block.get("type") == "text")
 
 
 # The server side of MCP, both eras: one JSON-RPC message in, its reply out.
@@ -145,19 +158,20 @@ def parse_request(message: Any, headers: Mapping[str, str]) -> McpRequest:
     """
     if not isinstance(message, dict) or message.get("jsonrpc") != "2.0" or not isinstance(message.get("method"), str):
         raise JsonRpcError(INVALID, "expected one JSON-RPC 2.0 request, an object with `method`")
-    number = message.get("id")
-    if number is not None and (isinstance(number, bool) or not isinstance(number, (str, int))):
+    request_id = message.get("id")
+    if request_id is not None and (isinstance(request_id, bool) or not isinstance(request_id, (str, int))):
         raise JsonRpcError(INVALID, "`id` must be a string or an integer")
     params = message.get("params", {})
     if not isinstance(params, dict):
         raise JsonRpcError(PARAMS, "`params` must be an object")
     meta = params.get("_meta")
     version = meta.get(f"{META}protocolVersion") if isinstance(meta, dict) else None
-    header = headers.get("mcp-protocol-version", "")
-    modern = version is not None or header not in ("", *HANDSHAKE)
-    if modern and number is not None:
+    header_version = headers.get("mcp-protocol-version", "")
+    # A version in `_meta`, or an unknown version in the header, marks the stateless revision.
+    modern = version is not None or header_version not in ("", *HANDSHAKE)
+    if modern and request_id is not None:
         _check_modern(message["method"], params, version, headers)
-    return McpRequest(message["method"], params, number, modern)
+    return McpRequest(message["method"], params, request_id, modern)
 
 
 def _check_modern(method: str, params: Mapping[str, Any], meta_version: Any, headers: Mapping[str, str]) -> None:
@@ -184,11 +198,15 @@ def _check_modern(method: str, params: Mapping[str, Any], meta_version: Any, hea
 
 
 def _list_versions(requested: Any) -> dict[str, Any]:
+    """Return the data of MCP's error for an unsupported protocol version."""
     return {"supported": [MODERN, *HANDSHAKE], "requested": requested}
 
 
 def _decode_header(value: str) -> str | None:
-    """Decode a header in MCP's form =?base64?…?=, or return it unchanged. None: invalid base64 or UTF-8."""
+    """Decode a header value: base64 UTF-8 if it has MCP's form =?base64?…?=, else the value itself.
+
+    Returns None if the base64 or the UTF-8 is invalid.
+    """
     if not (value.startswith("=?base64?") and value.endswith("?=")):
         return value
     try:
@@ -239,11 +257,14 @@ def build_reply(request: McpRequest, result: Mapping[str, Any], name: str) -> di
 
 
 def build_error(wrong: JsonRpcError, id: Any, modern: bool) -> tuple[int, dict[str, Any]]:
-    """Return (HTTP status, JSON-RPC error reply).
+    """Build the JSON-RPC error reply for a failed request.
 
     Args:
         id: id of the failed request; None if unknown.
         modern: True for the stateless MCP revision, which maps errors to HTTP statuses.
+
+    Returns:
+        (HTTP status, JSON body).
     """
     error: dict[str, Any] = {"code": wrong.code, "message": wrong.message}
     if wrong.data is not None:
@@ -253,4 +274,5 @@ def build_error(wrong: JsonRpcError, id: Any, modern: bool) -> tuple[int, dict[s
 
 
 def _describe_server(name: str) -> dict[str, Any]:
+    """Return MCP's metadata with the environment's name and version."""
     return {f"{META}serverInfo": {"name": name, "version": "1"}}

@@ -98,12 +98,12 @@ class FrontEpisodes:
             UserError: a visible tool belongs to no server.
         """
         await asyncio.gather(*(server.open() for server in self.servers.values()))
-        had = [tool["name"] for server in self.servers.values() for tool in server.tools]
-        if unknown := [name for name in self._shown_tools if name not in had]:
+        tool_names = [tool["name"] for server in self.servers.values() for tool in server.tools]
+        if unknown_tools := [name for name in self._shown_tools if name not in tool_names]:
             raise UserError(
-                f"No server of this environment has the tool {unknown[0]}.",
+                f"No server of this environment has the tool {unknown_tools[0]}.",
                 where="tools",
-                expected=", ".join(dict.fromkeys(had)) or "there is none",
+                expected=", ".join(dict.fromkeys(tool_names)) or "there is none",
             )
 
     def __len__(self) -> int:
@@ -134,22 +134,27 @@ class FrontEpisodes:
         return episode
 
     async def end(self, name: str) -> bool:
-        """End an episode after its running calls; return False if there is none."""
+        """End an episode: wait for its running calls, then release its servers.
+
+        Return False if no such episode is open.
+        """
         episode = self._episodes.pop(name, None)
         if episode is None:
             return False
         episode.ended = asyncio.Event()
+        # Shielded: the release finishes even if the client disconnects.
         await asyncio.shield(self._run_in_background(self._release_instances(episode)))
         return True
 
     async def reap(self) -> int:
         """End all episodes without a call for `idle` seconds, and return how many."""
-        late, reaped = time.monotonic() - self.idle, 0
+        last_allowed_use, ended_count = time.monotonic() - self.idle, 0
         for episode in list(self._episodes.values()):
-            if episode.last_used < late and not episode.running:  # now: ending the one before took its time
-                reaped += await self.end(episode.name)
-        self.counts["reaped"] += reaped
-        return reaped
+            # Checked now, since it may have been used while the episode before was ended.
+            if episode.last_used < last_allowed_use and not episode.running:
+                ended_count += await self.end(episode.name)
+        self.counts["reaped"] += ended_count
+        return ended_count
 
     async def close(self) -> None:
         """Stop creating episodes, wait for running calls, and end all servers."""
@@ -213,17 +218,25 @@ class FrontEpisodes:
                 episode.ended.set()
 
     async def _take_instance(self, episode: FrontEpisode, server: InstancePool) -> McpInstance:
+        """Return the instance that answers the episode's call, and start one on the first call.
+
+        A lock per episode and server lets concurrent first calls get the same instance.
+
+        Raises:
+            EpisodeLostError: the episode has ended, or its instance has died.
+            BoundaryError: no instance can be had.
+        """
         _require_open(episode)
         if server.per == "shared":
             return await server.take()
         async with episode.locks.setdefault(server.name, asyncio.Lock()):
-            _require_open(episode)  # again: it waited
+            _require_open(episode)  # checked again, because the episode may have ended during the wait for the lock
             instance = episode.instances.get(server.name)
             if instance is not None and not instance.is_alive:
                 raise self._record_lost_instance(episode, server, instance, EnvironmentFailure("the server has ended"))
             if instance is None:
                 instance = await server.take(episode.name)
-                if episode.ended is not None:  # it was ended while it waited
+                if episode.ended is not None:  # the episode ended during the wait for an instance
                     await server.give_back(instance)
                     raise EpisodeLostError("the episode has ended")
                 episode.instances[server.name] = instance
@@ -255,11 +268,13 @@ class FrontEpisodes:
         return task
 
     async def _release_instances(self, episode: FrontEpisode) -> None:
+        """Wait for the episode's running calls, give its instances back, and call `on_ended`."""
         if episode.running and episode.ended is not None:
             await episode.ended.wait()
         instances, episode.instances = episode.instances, {}
         await asyncio.gather(*(self.servers[name].give_back(instance) for name, instance in instances.items()))
-        await asyncio.to_thread(self.on_ended, episode.name)  # files of a model's, however many
+        # In a thread, because the model may have written many files, whose deletion takes long.
+        await asyncio.to_thread(self.on_ended, episode.name)
 
     def _find_tools(self, episode: FrontEpisode, servers: Sequence[str] | None) -> dict[str, tuple[InstancePool, Json]]:
         """Map visible tool names to (pool, MCP listing), cached per selection of servers."""
@@ -271,32 +286,45 @@ class FrontEpisodes:
             self._tables[table_key] = self._build_tool_table(*table_key)
         return self._tables[table_key]
 
-    def _build_tool_table(self, wanted: tuple[str, ...], stateless: bool) -> dict[str, tuple[InstancePool, Json]]:
+    def _build_tool_table(self, server_names: tuple[str, ...], stateless: bool) -> dict[str, tuple[InstancePool, Json]]:
+        """Map each visible tool name to (pool, MCP listing).
+
+        A name that two servers have gets the prefix SERVER__. Without an episode, only shared servers are visible.
+        """
         server_tools = [
             (server, tool)
-            for name in wanted
+            for name in server_names
             if (server := self.servers[name]).per == "shared" or not stateless
             for tool in server.tools
             if not self._shown_tools or tool["name"] in self._shown_tools
         ]
-        count = Counter(tool["name"] for _, tool in server_tools)
+        name_counts = Counter(tool["name"] for _, tool in server_tools)
         return {
-            tool["name"] if count[tool["name"]] == 1 else f"{server.name}{SEPARATOR}{tool['name']}": (server, tool)
+            tool["name"] if name_counts[tool["name"]] == 1 else f"{server.name}{SEPARATOR}{tool['name']}": (
+                server,
+                tool,
+            )
             for server, tool in server_tools
         }
 
     def _explain_unknown(self, episode: FrontEpisode, name: str) -> str:
-        keeps_state = [s.name for s in self.servers.values() if any(t["name"] == name for t in s.tools)]
-        if episode.is_stateless and keeps_state:
+        """Return the error message for an unknown tool.
+
+        A tool of a server with state per episode exists, but needs an episode; the message then says how to open one.
+        """
+        stateful_servers = [
+            server.name for server in self.servers.values() if any(tool["name"] == name for tool in server.tools)
+        ]
+        if episode.is_stateless and stateful_servers:
             return (
-                f"the server {keeps_state[0]} keeps state for each episode, but this client uses no episode: "
+                f"the server {stateful_servers[0]} keeps state for each episode, but this client uses no episode: "
                 "open one by POST /episodes, and use the address that it returns"
             )
         return f"Unknown tool: {name}"
 
 
 def _require_open(episode: FrontEpisode) -> None:
-    """Raise EpisodeLostError if the episode ended after the request looked it up."""
+    """Raise EpisodeLostError if the episode has ended, or if one of its servers was lost."""
     if episode.ended is not None:
         raise EpisodeLostError("the episode has ended")
     if episode.lost:

@@ -24,6 +24,7 @@ class EscapingJsonResponse(JSONResponse):
     """A JSON response in UTF-8, or in escaped ASCII if a text has a lone surrogate."""
 
     def render(self, content: Any) -> bytes:
+        """Return the body's bytes. UTF-8 cannot encode a lone surrogate, but an ASCII escape can."""
         try:
             return super().render(content)
         except UnicodeEncodeError:
@@ -31,24 +32,27 @@ class EscapingJsonResponse(JSONResponse):
 
 
 async def read_json_body(request: Request) -> Any:
-    """Read the body as JSON; an empty body is an empty object.
+    """Read the request body and return the parsed JSON; an empty body is an empty object.
 
-    Raises BodyTooLongError before the complete body is read; json.JSONDecodeError, for too deep nesting too.
+    Raises:
+        BodyTooLongError: the body exceeds BODY_LIMIT. Raised before the complete body is read. json.JSONDecodeError:
+            the body is no JSON, or is nested too deeply.
     """
     if int(request.headers.get("content-length") or 0) > BODY_LIMIT:
         raise BodyTooLongError
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
         if size > BODY_LIMIT:
             raise BodyTooLongError
-        parts.append(part)
+        chunks.append(chunk)
     try:
-        body = b"".join(parts) or b"{}"
+        body = b"".join(chunks) or b"{}"
+        # A long body is parsed in a thread, so that the event loop serves other requests meanwhile.
         return await asyncio.to_thread(load_json, body) if size > LONG_BYTES else load_json(body)
     except json.JSONDecodeError:
         raise
-    except (ValueError, RecursionError) as problem:  # no UTF-8, a number without end, no end of brackets
+    except (ValueError, RecursionError) as problem:  # not UTF-8, a too long number, or too deep nesting
         raise json.JSONDecodeError(str(problem), "", 0) from problem
 
 

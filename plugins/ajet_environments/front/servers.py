@@ -65,35 +65,35 @@ class InstancePool:
         """
         if self.off or (self.tools and not self.spare):
             return
-        first = await self.start("")
-        self.tools = list(first.tools)
+        instance = await self.start("")
+        self.tools = list(instance.tools)
         if self.spare or self.per == "shared":
-            self.waiting.append(first)
+            self.waiting.append(instance)
             self._start_spares()
         else:
-            await _ignore_failures(first.close())
+            await _ignore_failures(instance.close())
 
     async def take(self, episode: str = "") -> McpInstance:
-        """Return an instance for an episode: a spare one, or a newly started one.
+        """Return an instance for an episode: the shared one, a spare one, or a newly started one.
 
         Args:
-            episode: id of the episode.
+            episode: id of the episode; "" for a shared server.
 
         Raises:
             BoundaryError: no instance is free in time, or the start failed.
         """
         if self.per == "shared":
             return await self._take_shared()
-        waiting = await self._wait_for_turn()
+        spare_instance = await self._wait_for_turn()
         self._start_spares()
         try:
-            return waiting or await self.start(episode)
+            return spare_instance or await self.start(episode)
         except BaseException:
             self._free_slot()
             raise
 
     async def give_back(self, instance: McpInstance) -> None:
-        """Return an instance to the pool: reset it for the next episode, else close it."""
+        """Take an instance back from an episode: reset it for the next episode, or close it. A shared one stays."""
         if self.per == "shared":
             return
         try:
@@ -148,7 +148,7 @@ class InstancePool:
     def _grant_turns(self) -> None:
         """Assign free instances and free slots to waiting episodes, first come, first served."""
         while self.queue:
-            if self.queue[0].done():  # it was given up
+            if self.queue[0].done():  # the waiting episode has timed out or was cancelled
                 self.queue.popleft()
                 continue
             instance = self._pop_waiting()
@@ -158,11 +158,13 @@ class InstancePool:
             self.queue.popleft().set_result(instance)
 
     def _free_slot(self) -> None:
+        """Give a used slot back, and use it for a waiting episode or a spare instance."""
         self.used -= 1
         self._grant_turns()
         self._start_spares()
 
     def _pop_waiting(self) -> McpInstance | None:
+        """Remove and return the oldest living spare instance, and close dead ones on the way; None without one."""
         while self.waiting:
             instance = self.waiting.pop(0)
             if instance.is_alive:
@@ -188,6 +190,7 @@ class InstancePool:
         self.waiting.clear()
 
     async def _take_shared(self) -> McpInstance:
+        """Return the living shared instance, and start a new one if it has died."""
         async with self.renewing:
             if self.is_closed:
                 raise self._make_ended_error()
@@ -198,6 +201,7 @@ class InstancePool:
             return self.waiting[0]
 
     def _start_spares(self) -> None:
+        """Start as many spare instances in the background as are missing and as `limit` allows."""
         if self.per == "shared" or self.off or self.is_closed:
             return
         missing = self.spare - len(self.waiting) - len(self.starting)
@@ -207,13 +211,15 @@ class InstancePool:
             task.add_done_callback(self._finish_start)
 
     def _finish_start(self, task: asyncio.Task[None]) -> None:
+        """Forget the finished start, and give the instance or the slot to a waiting episode."""
         self.starting.discard(task)
         self._grant_turns()
 
     async def _start_spare(self) -> None:
+        """Start one spare instance. A failure is only logged."""
         try:
             instance = await self.start("")
-        except BoundaryError as problem:  # the call that needs the server gets the error
+        except BoundaryError as problem:  # a later call starts the server itself, and gets the error
             logger.warning("the server {} could not be started in advance: {}", self.name, problem)
         else:
             self.waiting.append(instance)
@@ -228,11 +234,13 @@ class InstancePool:
         task.add_done_callback(self._finish_close)
 
     def _finish_close(self, task: asyncio.Future[None]) -> None:
+        """Forget the finished close, and use the freed slot for a waiting episode or a spare instance."""
         self._background_tasks.discard(task)
         self._grant_turns()
         self._start_spares()
 
 
 async def _ignore_failures(closing: Awaitable[None]) -> None:
+    """Await the closing of an instance, and ignore its failure: the instance is not used any more."""
     with suppress(BoundaryError, OSError, TimeoutError):
         await closing

@@ -53,7 +53,7 @@ def run_container(*, file: str, host: str, port: int | None, image: str, network
     end_on_hangup()
     signal.signal(signal.SIGTERM, _raise_exit)
     try:
-        before = dict(os.environ)  # the environment's own file adds its variables below
+        inherited_variables = dict(os.environ)  # the environment's own file adds its variables below
         description = read_description(Path(file))
         program = find_engine(image)
         with open_listener(host, port) as listening:
@@ -61,18 +61,18 @@ def run_container(*, file: str, host: str, port: int | None, image: str, network
     except (UserError, SandboxFailure) as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         return 2
-    name, key = f"ajet-env-{secrets.token_hex(8)}", os.environ.get(TOKEN) or secrets.token_urlsafe(24)
-    variables = pass_variables({name: os.environ[name] for name in _select_variables(description)} | {TOKEN: key})
-    words = [*build_engine_command(description, program, name, host, free_port, network), *variables.words]
-    words += [image, *_build_inner_command(description)]
-    words += (
+    name, token = f"ajet-env-{secrets.token_hex(8)}", os.environ.get(TOKEN) or secrets.token_urlsafe(24)
+    variables = pass_variables({name: os.environ[name] for name in _select_variables(description)} | {TOKEN: token})
+    command = [*build_engine_command(description, program, name, host, free_port, network), *variables.words]
+    command += [image, *_build_inner_command(description)]
+    command += (
         ["--host", host, "--port", str(free_port)] if network == HOST else ["--host", "0.0.0.0", "--port", str(PORT)]
     )
-    state = RunningEnvironment(description.name, host, free_port, key, ProcessIdentity.of(os.getpid()), file)
+    state = RunningEnvironment(description.name, host, free_port, token, ProcessIdentity.of(os.getpid()), file)
     engine = subprocess.Popen(
-        words,
+        command,
         stdin=subprocess.DEVNULL,
-        env={**before, **variables.environment},
+        env={**inherited_variables, **variables.environment},
         pass_fds=(variables.descriptor,),
     )
     os.close(variables.descriptor)
@@ -97,33 +97,37 @@ def run_container(*, file: str, host: str, port: int | None, image: str, network
 def build_engine_command(
     description: EnvironmentDescription, program: str, name: str, host: str, port: int, network: str
 ) -> Sequence[str]:
-    """Return the command of podman or docker up to the image name.
+    """Return the command line of podman or docker that runs the environment, up to but without the image name.
 
     Args:
         program: the engine's executable.
         name: name of the container.
+        host: address on the host to publish.
+        port: port on the host; unused if `network` is the host's.
+        network: network of the container, by the engine's name; "" for its default.
     """
     assert description.file is not None
-    words = [
+    command = [
         program, "run", "--rm", "--pull", "never", "--name", name, "--label", f"{LABEL}={make_owner_label()}",
         "--log-driver", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
         "--env", "AJET_STATE=/tmp/ajet",
     ]  # fmt: skip
     if network != HOST:
         url_host = f"[{host}]" if ":" in host else host
-        words += ["--publish", f"{url_host}:{port}:{PORT}"]
+        command += ["--publish", f"{url_host}:{port}:{PORT}"]
     if network:
-        words += ["--network", network]
+        command += ["--network", network]
     if not find_shipped_name(description.file):
-        words += ["--volume", f"{description.file.parent}:{FOLDER}:ro", "--workdir", FOLDER]
+        command += ["--volume", f"{description.file.parent}:{FOLDER}:ro", "--workdir", FOLDER]
     if any(part.resources.is_set for part in description.parts):
         limits = compute_sizes(description)[1]
         memory = limits["memory"].removesuffix("Mi") + "m"
-        words += ["--cpus", limits["cpu"], "--memory", memory, "--memory-swap", memory]
-    return words
+        command += ["--cpus", limits["cpu"], "--memory", memory, "--memory-swap", memory]
+    return command
 
 
 def _build_inner_command(description: EnvironmentDescription) -> list[str]:
+    """Return the command run inside the container, without host and port."""
     assert description.file is not None
     description_name = find_shipped_name(description.file) or f"{FOLDER}/{description.file.name}"
     return ["ajet", "env", "up", description_name, "--foreground"]
@@ -131,8 +135,8 @@ def _build_inner_command(description: EnvironmentDescription) -> list[str]:
 
 def _select_variables(description: EnvironmentDescription) -> list[str]:
     """Return the names of environment variables that the description uses and that are set here."""
-    variables = [*description.named, *(name for part in description.parts for name in part.requires)]
-    return [name for name in dict.fromkeys(variables) if name in os.environ and name != TOKEN]
+    used_names = [*description.named, *(name for part in description.parts for name in part.requires)]
+    return [name for name in dict.fromkeys(used_names) if name in os.environ and name != TOKEN]
 
 
 def _wait_until_ready(state: RunningEnvironment, engine: subprocess.Popen[bytes]) -> bool:
@@ -150,6 +154,7 @@ def _wait_until_ready(state: RunningEnvironment, engine: subprocess.Popen[bytes]
 
 
 def _raise_exit(*_: object) -> None:
+    """Turn SIGTERM into SystemExit, so that `finally` blocks end the container."""
     raise SystemExit
 
 

@@ -49,11 +49,11 @@ def render_kubernetes(description: EnvironmentDescription, *, image: str, count:
         UserError: the environment cannot be written as manifests.
     """
     assert description.file is not None
-    boxed = [part.name for part in description.parts if part.server is not None and part.server.image]
-    if boxed:
+    image_servers = [part.name for part in description.parts if part.server is not None and part.server.image]
+    if image_servers:
         raise UserError(
-            f"The server {boxed[0]} is an image, and a pod cannot start a second container for it.",
-            where=f"{description.file}: mcpServers.{boxed[0]}",
+            f"The server {image_servers[0]} is an image, and a pod cannot start a second container for it.",
+            where=f"{description.file}: mcpServers.{image_servers[0]}",
             expected="a command that the image of --image contains, or the url of a separate Deployment",
         )
     name = re.sub(r"[^a-z0-9-]+", "-", description.name.lower()).strip("-") or "environment"
@@ -74,27 +74,39 @@ def render_kubernetes(description: EnvironmentDescription, *, image: str, count:
 
 
 def compute_sizes(description: EnvironmentDescription) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the resource requests and limits of one pod.
+    """Return the resource requests and limits of one pod, each as {"cpu": "…", "memory": "…Mi"}.
 
-    Requests cover one process of each server. Limits cover the largest number of processes.
+    Requests cover one process of each server. Limits cover the largest number of processes. Servers without `resources`
+    together count as one worker of AWorld (WORKER_SIZE).
     """
     parts = [part for part in description.parts if not part.off]
 
-    def of(many: bool, place: int, amount_of: Callable[[EnvironmentPart], float]) -> float:
-        measured = [part for part in parts if amount_of(part)]
-        rule = WORKER_SIZE[place] if len(measured) < len(parts) or not parts else 0.0
-        own_amount = OWN_SIZE[place] if measured else 0.0
+    def sum_resource(is_limit: bool, resource_index: int, amount_of: Callable[[EnvironmentPart], float]) -> float:
+        """Return the sum of one resource over all servers.
+
+        Args:
+            is_limit: True for the largest number of processes, False for one per server.
+            resource_index: index of the resource in WORKER_SIZE: 0 cores, 1 MiB.
+            amount_of: returns a server's amount for one process; 0 if not set.
+        """
+        sized_parts = [part for part in parts if amount_of(part)]
+        default_amount = WORKER_SIZE[resource_index] if len(sized_parts) < len(parts) or not parts else 0.0
+        own_amount = OWN_SIZE[resource_index] if sized_parts else 0.0
         return (
             own_amount
-            + rule
-            + sum(amount_of(part) * (_count_processes(part, description) if many else 1) for part in measured)
+            + default_amount
+            + sum(amount_of(part) * (_count_processes(part, description) if is_limit else 1) for part in sized_parts)
         )
 
-    def both(many: bool) -> dict[str, str]:
-        cores, memory = of(many, 0, lambda part: part.resources.cores), of(many, 1, lambda part: part.resources.memory)
+    def build_quantities(is_limit: bool) -> dict[str, str]:
+        """Return cores and memory in the form of a Kubernetes manifest."""
+        cores, memory = (
+            sum_resource(is_limit, 0, lambda part: part.resources.cores),
+            sum_resource(is_limit, 1, lambda part: part.resources.memory),
+        )
         return {"cpu": f"{cores:g}", "memory": f"{memory:.0f}Mi"}
 
-    return both(False), both(True)
+    return build_quantities(False), build_quantities(True)
 
 
 def _count_processes(part: EnvironmentPart, description: EnvironmentDescription) -> int:
@@ -103,6 +115,7 @@ def _count_processes(part: EnvironmentPart, description: EnvironmentDescription)
 
 
 def _build_deployment(name: str, description: EnvironmentDescription, image: str, count: int) -> dict[str, Any]:
+    """Return the manifest of a Deployment with `count` pods that serve the environment."""
     assert description.file is not None
     probe = {"httpGet": {"path": "/health", "port": PORT}}
     requests, limits = compute_sizes(description)
@@ -140,6 +153,7 @@ def _build_deployment(name: str, description: EnvironmentDescription, image: str
 
 
 def _build_service(name: str, app: str, **more: str) -> dict[str, Any]:
+    """Return the manifest of a Service in front of the pods labelled `app`. `more` adds fields of its spec."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -157,15 +171,16 @@ def _read_files(file: Path) -> dict[str, str]:
     tree = read_yaml(file)
     if tree.get("env_file"):
         text = dump_yaml({key: value for key, value in tree.items() if key != "env_file"})
+    # Scripts next to the file are included if the file mentions their complete name.
     programs = [
         path for path in sorted(file.parent.iterdir()) if path.is_file() and path.suffix in (".py", ".js", ".mjs")
     ]
     mentioned = [program for program in programs if re.search(rf"(?<![\w.-]){re.escape(program.name)}(?![\w-])", text)]
-    return {file.name: text, **{each.name: each.read_text(encoding="utf-8") for each in mentioned}}
+    return {file.name: text, **{path.name: path.read_text(encoding="utf-8") for path in mentioned}}
 
 
 def _list_variables(description: EnvironmentDescription) -> list[str]:
-    """List the variables that switch a server on, and those without a default in the file."""
+    """List the variables for the secret: those that switch a server on, and those without a default in the file."""
     variables = [name for name, needed in description.named.items() if needed]
     variables += [name for part in description.parts for name in part.requires]
     return [name for name in dict.fromkeys(variables) if name != TOKEN]

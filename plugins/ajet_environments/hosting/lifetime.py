@@ -103,6 +103,7 @@ def _refuse_second(name: str) -> None:
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:
+    """Terminate the environment's process, and kill it with its child processes after DOWN_S seconds."""
     from ajet.environment.family import end_family
 
     process.terminate()
@@ -122,10 +123,13 @@ def run_in_foreground(
     drain: float = 0.0,
     one_of_several: bool = False,
 ) -> int:
-    """Run the environment in this process until a signal, as containers need.
+    """Run the environment in this process until a signal, as containers need, and return the exit code.
 
     Args:
         named: name of an environment, or path of its YAML file.
+        host: address to listen on.
+        port: None for the default port, or else a free one.
+        token: False to accept clients without a token.
         drain: seconds for open episodes to end after SIGTERM.
         one_of_several: True if several processes serve one address. Each episode then gets the address of its process.
 
@@ -143,10 +147,10 @@ def run_in_foreground(
 
 def _require_container(image: str, description: EnvironmentDescription, token: bool) -> None:
     """Raise UserError if this environment cannot run in one container."""
-    boxed = [part.name for part in description.parts if part.server is not None and part.server.image]
-    if boxed:
+    image_servers = [part.name for part in description.parts if part.server is not None and part.server.image]
+    if image_servers:
         raise UserError(
-            f"The server {boxed[0]} is an image, and a container cannot start a second container for it.",
+            f"The server {image_servers[0]} is an image, and a container cannot start a second container for it.",
             where="--docker",
             do="remove the server",
         )
@@ -199,7 +203,7 @@ def stop_environment(name: str) -> None:
     if environment is None or process is None:
         raise UserError(
             f"No environment named {name} runs on this machine.",
-            expected=" or ".join(each.name for each in all_running()) or "a running environment; none runs",
+            expected=" or ".join(other.name for other in all_running()) or "a running environment; none runs",
             do=f"`{format_command('env', 'list')}` lists the running environments",
         )
     process.terminate()
@@ -215,7 +219,10 @@ def stop_environment(name: str) -> None:
 
 
 def build_table() -> Group:
-    """Build a table of running environments, followed by the servers that are off."""
+    """Return a table of the environments that run on this machine, followed by a line per reason why servers are off.
+
+    Each environment is requested for its health; one that does not answer gets a row that says so.
+    """
     import httpx
 
     table = Table("name", "address", "servers", "episodes", box=None)
@@ -252,6 +259,11 @@ def read_log_lines(name: str) -> Iterator[str]:
 
 
 def _wait_until_ready(name: str, process: subprocess.Popen[bytes], log: Path) -> RunningEnvironment:
+    """Wait until the started process has written its state file, and return the environment.
+
+    Raises:
+        UserError: the process ended first (with its last log lines), or READY_S seconds have passed.
+    """
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         environment = running(name)
@@ -264,9 +276,10 @@ def _wait_until_ready(name: str, process: subprocess.Popen[bytes], log: Path) ->
 
 
 def _read_last_lines(log: Path) -> str:
+    """Return the last 12 lines of a log file, enough for an error message."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-12:])
 
 
 def choose_address(host: str) -> str:
-    """Return the address under which other machines reach this host, or the given host."""
+    """Return this machine's address for other machines if `host` listens on all interfaces, else `host`."""
     return find_own_address() if host in ("0.0.0.0", "::") else host

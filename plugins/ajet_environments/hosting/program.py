@@ -49,14 +49,18 @@ def main() -> int:
 def run_environment(
     *, file: str, host: str, port: int | None, token: bool, drain: float = 0.0, address: str = ""
 ) -> int:
-    """Run until a signal ends it; return the exit code.
+    """Serve an environment in this process until a signal, and return the exit code: 0, or 2 if it cannot start.
 
-    `drain`: seconds for open episodes after the signal; `address`: the host name under which clients reach exactly this
-    process, without its port.
+    Args:
+        file: path of the environment's YAML file.
+        port: None for the default port, or else a free one.
+        token: True if clients need the token.
+        drain: seconds for open episodes to end after SIGTERM.
+        address: host name of exactly this process, without port, if several share one address; else "".
     """
     adopt_orphans()
     end_on_hangup()
-    signal.signal(signal.SIGTERM, _raise_exit)  # the listener puts its own in its place while it serves
+    signal.signal(signal.SIGTERM, _raise_exit)  # replaced by the HTTP server's handler while it serves
     try:
         description = read_description(Path(file))
         if can_use_uvloop(description):
@@ -152,6 +156,7 @@ class DrainingListener(Listener):
         self._drain_end = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Start draining at the first SIGTERM. End the server at any other signal, or without a drain time."""
         if sig == signal.SIGTERM and self._seconds and not self._drain_end:
             self._episodes.is_draining = True
             self._drain_end = time.monotonic() + self._seconds
@@ -159,6 +164,7 @@ class DrainingListener(Listener):
             super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
+        """End the server once no episode is open or the drain time has passed. Return True to end it."""
         if self._drain_end and (not len(self._episodes) or time.monotonic() > self._drain_end):
             self.should_exit = True
         return await super().on_tick(counter)
@@ -180,7 +186,11 @@ def build_pool(part: EnvironmentPart, workdirs: Workdirs) -> InstancePool:
 
 
 def open_listener(host: str, port: int | None) -> socket.socket:
-    """Open a socket; without a port, at the default port or else at a free one. Raises UserError."""
+    """Open a listening socket at the port; without one, at the default port or else at a free port.
+
+    Raises:
+        UserError: the address or port cannot be used.
+    """
     if port is not None:
         return listen(host, port, name="environment", where="--host, --port")
     try:

@@ -94,10 +94,11 @@ class UsageMeter:
         return total / (1 << 20)
 
     def _list_processes(self) -> list[psutil.Process]:
+        """Return all server processes: descendants of this process, and processes in its containers with theirs."""
         processes = psutil.Process().children(recursive=True)
-        for first in (pid for program in self._programs for pid in list_container_pids(program)):
+        for first_pid in (pid for program in self._programs for pid in list_container_pids(program)):
             with suppress(psutil.NoSuchProcess):
-                processes += [psutil.Process(first), *psutil.Process(first).children(recursive=True)]
+                processes += [psutil.Process(first_pid), *psutil.Process(first_pid).children(recursive=True)]
         return processes
 
 
@@ -139,15 +140,21 @@ def measure_machine() -> tuple[int, float]:
 async def _list_or_call(
     description: EnvironmentDescription, tool: str | None, arguments: Mapping[str, Any], workdirs: Workdirs
 ) -> None:
-    """List the tools of all servers, or call the tool `tool` on the server that has it."""
+    """Print the tools of all servers, or call `tool` on the server that has it and print the result.
+
+    Servers are started one after another, unless their tools are known without a start.
+
+    Raises:
+        UserError: no server has the tool, or a server fails.
+    """
     tool_names: list[str] = []
     meter = _make_meter(description)
     for part in description.parts:
         if part.off:
             print_line(f"the server {part.name} is off: {part.off}")
             continue
-        part_tools = [each["name"] for each in part.tools]
-        if part_tools and tool not in part_tools:
+        part_tools = [listing["name"] for listing in part.tools]
+        if part_tools and tool not in part_tools:  # the tools are known, so the server need not be started
             tool_names += part_tools
             if tool is None:
                 console.print(f"{part.name}:", markup=False)
@@ -155,7 +162,7 @@ async def _list_or_call(
             continue
         instance, cost = await _start_server(part, workdirs, meter)
         try:
-            names = [each["name"] for each in instance.tools]
+            names = [listing["name"] for listing in instance.tools]
             if tool in names:
                 await _print_call(part, instance, str(tool), arguments, meter)
                 return
@@ -172,21 +179,23 @@ async def _list_or_call(
 
 
 def _print_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Print one line per tool: name, parameter names, and the first line of its description."""
     for tool in tools:
         parameters = ", ".join(tool["inputSchema"].get("properties", {}))
-        first = tool["description"].strip().splitlines()
-        print_line(f"  {tool['name']}({parameters})  {first[0] if first else ''}")
+        description_lines = tool["description"].strip().splitlines()
+        print_line(f"  {tool['name']}({parameters})  {description_lines[0] if description_lines else ''}")
 
 
 async def _print_call(
     part: EnvironmentPart, instance: McpInstance, tool: str, arguments: Mapping[str, Any], meter: UsageMeter
 ) -> None:
-    before, begun = meter.read_cpu_seconds(), time.monotonic()
+    """Call a tool, and print its result and the cost of the call. Raises UserError if the server fails."""
+    cpu_before, started_at = meter.read_cpu_seconds(), time.monotonic()
     try:
         result = await instance.call(tool, arguments)
     except BoundaryError as problem:
         raise UserError(f"The tool {tool} did not answer: {problem}", where=part.name) from problem
-    cost = UsageCost(time.monotonic() - begun, meter.read_cpu_seconds() - before, meter.read_memory())
+    cost = UsageCost(time.monotonic() - started_at, meter.read_cpu_seconds() - cpu_before, meter.read_memory())
     for block in result["content"]:
         print_line(block.get("text") or json.dumps(block))
     failed = "the tool reports a failure; " if result.get("isError") else ""
@@ -194,6 +203,7 @@ async def _print_call(
 
 
 async def _measure_servers(description: EnvironmentDescription, workdirs: Workdirs) -> list[ServerMeasurement]:
+    """Start each server once and end it, and return the cost of each start; None for a server that is off."""
     measured, meter = [], _make_meter(description)
     for part in description.parts:
         if part.off:
@@ -206,14 +216,17 @@ async def _measure_servers(description: EnvironmentDescription, workdirs: Workdi
 
 
 async def _start_server(part: EnvironmentPart, workdirs: Workdirs, meter: UsageMeter) -> tuple[McpInstance, UsageCost]:
-    before, begun = meter.read_cpu_seconds(), time.monotonic()
+    """Start one instance of a server, and return it with the cost of its start. Raises UserError."""
+    cpu_before, started_at = meter.read_cpu_seconds(), time.monotonic()
     try:
         instance = await make_starter(part, workdirs)("")
     except BoundaryError as problem:
         raise UserError(
             f"The server {part.name} does not start: {problem}", where=f"mcpServers.{part.name}"
         ) from problem
-    return instance, UsageCost(time.monotonic() - begun, meter.read_cpu_seconds() - before, meter.read_memory())
+    return instance, UsageCost(
+        time.monotonic() - started_at, meter.read_cpu_seconds() - cpu_before, meter.read_memory()
+    )
 
 
 def _make_meter(description: EnvironmentDescription) -> UsageMeter:
@@ -223,24 +236,31 @@ def _make_meter(description: EnvironmentDescription) -> UsageMeter:
 
 
 def _build_plan(description: EnvironmentDescription, measured: list[ServerMeasurement], episodes: int) -> Table:
-    """Return a table of the processes, memory and CPU time that `episodes` concurrent episodes need."""
-    heads = ("server", "per", "start", "memory", f"of {episodes} episodes")
-    table = Table(*heads, box=None, caption=ON_A_MAC, caption_justify="left")
+    """Return a table of the processes, memory and CPU time that `episodes` concurrent episodes need.
+
+    A row per server is followed by the measured sum, the configured `resources`, the rule of thumb, and a verdict on
+    this machine.
+    """
+    headers = ("server", "per", "start", "memory", f"of {episodes} episodes")
+    table = Table(*headers, box=None, caption=ON_A_MAC, caption_justify="left")
     memory = cpu = declared_cores = declared_memory = 0.0
-    for each in measured:
-        if each.start is None:
-            table.add_row(each.part.name, each.part.per, "off", "", each.part.off)
+    for measurement in measured:
+        if measurement.start is None:
+            table.add_row(measurement.part.name, measurement.part.per, "off", "", measurement.part.off)
             continue
-        count = 1 if each.part.per == "shared" else min(episodes, each.part.limit) + each.part.spare
-        resources = each.part.resources
+        count = (
+            1 if measurement.part.per == "shared" else min(episodes, measurement.part.limit) + measurement.part.spare
+        )
+        resources = measurement.part.resources
         declared_cores += resources.cores * count
-        declared_memory += (resources.memory or each.start.memory) * count
-        memory += each.start.memory * count
-        cpu += 0.0 if each.part.per == "shared" or each.part.reset else each.start.cpu * episodes
+        declared_memory += (resources.memory or measurement.start.memory) * count
+        memory += measurement.start.memory * count
+        cpu += 0.0 if measurement.part.per == "shared" or measurement.part.reset else measurement.start.cpu * episodes
         table.add_row(
-            each.part.name, each.part.per, f"{each.start.seconds:.2f} s, {each.start.cpu:.2f} s of a core",
-            f"{each.start.memory:.0f} MiB{_describe_excess(each)}",
-            f"{count} processes, {each.start.memory * count / 1024:.2f} GiB",
+            measurement.part.name, measurement.part.per,
+            f"{measurement.start.seconds:.2f} s, {measurement.start.cpu:.2f} s of a core",
+            f"{measurement.start.memory:.0f} MiB{_describe_excess(measurement)}",
+            f"{count} processes, {measurement.start.memory * count / 1024:.2f} GiB",
         )  # fmt: skip
     cores, machine_memory = measure_machine()
     table.add_section()
@@ -249,13 +269,14 @@ def _build_plan(description: EnvironmentDescription, measured: list[ServerMeasur
         table.add_row("resources", "", f"{declared_cores:g} cores", "", f"{declared_memory / 1024:.2f} GiB")
         memory = max(memory, declared_memory)
     table.add_row("rule of thumb", "", f"{RULE[0] * episodes} cores", "", f"{RULE[1] * episodes:.0f} GiB")
-    short = ["enough memory"] if memory / 1024 >= 0.8 * machine_memory else []
-    short += [f"{declared_cores:g} cores"] if declared_cores > cores else []
-    verdict = f"not {' and not '.join(short)}" if short else "enough"
+    # The servers may take at most 80 % of the machine's memory.
+    shortages = ["enough memory"] if memory / 1024 >= 0.8 * machine_memory else []
+    shortages += [f"{declared_cores:g} cores"] if declared_cores > cores else []
+    verdict = f"not {' and not '.join(shortages)}" if shortages else "enough"
     recommended = [f"{LEAST[0]} cores"] if cores < LEAST[0] else []
     recommended += [f"{LEAST[1]:.0f} GiB"] if machine_memory < LEAST[1] else []
-    small = f"; {' and '.join(recommended)} are recommended" if recommended else ""
-    table.add_row("this machine", "", f"{cores} cores", "", f"{machine_memory:.1f} GiB: {verdict}{small}")
+    recommendation = f"; {' and '.join(recommended)} are recommended" if recommended else ""
+    table.add_row("this machine", "", f"{cores} cores", "", f"{machine_memory:.1f} GiB: {verdict}{recommendation}")
     if description.capacity < episodes:
         table.add_row("capacity", "", "", "", f"{description.capacity}: set `capacity: {episodes}` in the file")
     return table
@@ -278,6 +299,7 @@ def _find_description(named: str) -> EnvironmentDescription:
 
 
 def _parse_arguments(text: str) -> Mapping[str, Any]:
+    """Parse a tool's arguments as a JSON object. Raises UserError if the text is anything else."""
     try:
         parsed = json.loads(text)
     except ValueError as problem:
@@ -288,4 +310,5 @@ def _parse_arguments(text: str) -> Mapping[str, Any]:
 
 
 def _format_cost(cost: UsageCost) -> str:
+    """Return a cost as text: wall time, CPU time, memory."""
     return f"{cost.seconds * 1000:.0f} ms, {cost.cpu * 1000:.0f} ms of a core, {cost.memory:.0f} MiB"

@@ -66,46 +66,57 @@ class ServiceCheck:
 
     def run(self) -> int:
         """Run the episode, print one line per request, and return the exit code."""
-        ids = self._try_request("get_env_profile", lambda: self._service.task_ids(self._split), needed=False) or []
-        if ids:
-            _print_row("get_env_profile", f"{len(ids)} tasks in {self._split!r}, the first is {ids[0]!r}")
+        task_ids = self._try_request("get_env_profile", lambda: self._service.task_ids(self._split), needed=False) or []
+        if task_ids:
+            _print_row("get_env_profile", f"{len(task_ids)} tasks in {self._split!r}, the first is {task_ids[0]!r}")
         elif not self._missing:
             self._missing.append(
                 f"the split {self._split!r} lists no tasks, so the reader env_service has no task to run"
             )
-        env = GymEnv(self._service, ids[0] if ids else "0")
+        env = GymEnv(self._service, task_ids[0] if task_ids else "0")
         state = self._try_request("create", env.create, needed=True)
         if state is not None:
-            _print_row("create", " | ".join(f"{each['role']}: {_shorten_text(each['content'])}" for each in state))
+            _print_row(
+                "create", " | ".join(f"{message['role']}: {_shorten_text(message['content'])}" for message in state)
+            )
             self._play_steps(env, state)
             score = self._try_request("evaluate", lambda: env.evaluate(params={"sparse": False}), needed=False)
             if score is not None:
                 _print_row("evaluate", f"{score:g}")
-        if state is not None and (was := self._try_request("release", env.release, needed=False)) is not None:
+        if state is not None and (was_found := self._try_request("release", env.release, needed=False)) is not None:
             _print_row(
-                "release", "the instance was there" if was else "the service does not know the instance any more"
+                "release", "the instance was there" if was_found else "the service does not know the instance any more"
             )
         return self._print_verdict()
 
     def _play_steps(self, env: GymEnv, state: list[dict[str, Any]]) -> None:
+        """Run steps until the episode ends or the step limit is reached, and print each.
+
+        Args:
+            env: a created episode.
+            state: its first messages, from which actions are made up if the user gave none.
+        """
         info = self._try_request("get_info", env.get_info, needed=False)
         if info is not None:
             _print_row("get_info", _shorten_text(json.dumps(info, default=str)))
-        rewards, is_terminated = 0.0, False
-        for number in range(1, self._steps + 1):
+        reward_sum, is_terminated = 0.0, False
+        for step_number in range(1, self._steps + 1):
             action = (
-                self._actions[(number - 1) % len(self._actions)] if self._actions else make_action(state, info, number)
+                self._actions[(step_number - 1) % len(self._actions)]
+                if self._actions
+                else make_action(state, info, step_number)
             )
             step = self._try_request("step", partial(env.step, action), needed=True)
             if step is None:
                 return
-            rewards += step.reward
+            reward_sum += step.reward
             action_text, observation = _shorten_text(_describe_action(action)), _shorten_text(str(step.observation))
-            _print_row(f"step {number}", f"{action_text!r} → {observation!r}, reward {step.reward:g}")
+            _print_row(f"step {step_number}", f"{action_text!r} → {observation!r}, reward {step.reward:g}")
             if is_terminated := step.is_terminated:
                 break
         _print_row(
-            "episode", f"{'ended' if is_terminated else 'not ended'} after {number} steps, rewards {rewards:g} in total"
+            "episode",
+            f"{'ended' if is_terminated else 'not ended'} after {step_number} steps, rewards {reward_sum:g} in total",
         )
         if not is_terminated and not self._actions:
             self._missing.append(
@@ -114,6 +125,13 @@ class ServiceCheck:
             )
 
     def _try_request(self, name: str, ask: Callable[[], T], *, needed: bool) -> T | None:
+        """Send one request and return its result, or record the failure and return None.
+
+        Args:
+            name: name of the request in the protocol.
+            ask: sends the request.
+            needed: True if no episode can run without the request.
+        """
         try:
             return ask()
         except EnvironmentFailure as problem:
@@ -122,19 +140,21 @@ class ServiceCheck:
             return None
 
     def _print_verdict(self) -> int:
-        for each in self._missing:
-            print(f"missing          {each}")
+        """Print the failed requests and whether an episode can be run. Return the exit code."""
+        for problem in self._missing:
+            print(f"missing          {problem}")
         print("An episode could not be run." if self._is_broken else "An episode was run successfully.")
         return int(self._is_broken)
 
 
 def make_action(state: Sequence[Any], info: Any, number: int) -> str | dict[str, Any]:
-    """Make up an action for an environment: a value of its action schema, a tool call, or a word.
+    """Make up the action of a step: a value of the action schema, a tool call, a number in a described range, or a
+    word.
 
     Args:
-        state: messages of the environment, searched for a described range of actions.
-        info: info of the environment with its tools or its schema.
-        number: index of the step; selects the tool.
+        state: messages of the environment, searched for "an action from LOW to HIGH".
+        info: the environment's info, with its `tools` or the schema `action`.
+        number: number of the step, from 1; selects the tool and the value.
     """
     schema, tools = (info.get("action"), info.get("tools")) if isinstance(info, dict) else (None, None)
     if isinstance(schema, dict):
@@ -144,7 +164,7 @@ def make_action(state: Sequence[Any], info: Any, number: int) -> str | dict[str,
         parameters = function.get("parameters") or {"type": "object"}
         call = {"name": function.get("name"), "arguments": json.dumps(make_value(parameters, number, parameters))}
         return {"content": "", "tool_calls": [{"id": f"call_{number}", "type": "function", "function": call}]}
-    text = " ".join(str(each.get("content")) for each in state)
+    text = " ".join(str(message.get("content")) for message in state)
     if match := BOX.search(text):
         low, high = int(match[1]), int(match[2])
         return f"\\boxed{{{low + (number - 1) % (high - low + 1)}}}"
@@ -190,9 +210,11 @@ def _describe_action(action: str | dict[str, Any]) -> str:
 
 
 def _shorten_text(text: Any) -> str:
+    """Return the text on one line, cut to MAX_CHARACTERS."""
     flat = " ".join(str(text).split())
     return flat if len(flat) <= MAX_CHARACTERS else flat[:MAX_CHARACTERS] + "…"
 
 
 def _print_row(name: str, text: str) -> None:
+    """Print one line of the report, in two columns."""
     print(f"{name:<16} {text}")

@@ -86,33 +86,33 @@ class World(Protocol):
 
 
 def list_seeds(count: int, split: str) -> list[str]:
-    """Return random seeds as task ids. Training seeds occur in no other split.
+    """Return random seeds as task ids: `count` for "train", a tenth of that for another split.
 
-    Args:
-        count: number of training tasks; other splits get a tenth.
+    Training seeds count from 0, others from FIRST_VALIDATION_SEED, so they share none.
     """
-    first = 0 if split == "train" else FIRST_VALIDATION_SEED
-    return [str(first + number) for number in range(count if split == "train" else max(1, count // 10))]
+    first_seed = 0 if split == "train" else FIRST_VALIDATION_SEED
+    return [str(first_seed + offset) for offset in range(count if split == "train" else max(1, count // 10))]
 
 
 def parse_seed(task_id: str) -> int:
-    """Return the seed in a task id of `list_seeds`, or a stable hash (CRC-32) of another id."""
+    """Return the seed of a task id: its number if it is one, else a stable hash (CRC-32) of its text."""
     return int(task_id) if task_id.isdecimal() else crc32(task_id.encode())
 
 
 def to_messages(observation: Any) -> list[Message]:
-    """Convert an observation to chat messages with role "user".
+    """Convert an observation to chat messages.
 
-    A text becomes one message, messages are kept, and any other value is converted by `str`.
+    A text becomes one user message, messages stay as they are (role "user" if they have none), and any other value is
+    converted by `str`. An empty observation becomes a message with empty content.
     """
     if isinstance(observation, Mapping) and "content" in observation:
         return [{"role": "user", **observation}]
     if (
         isinstance(observation, (list, tuple))
         and observation
-        and all(isinstance(each, Mapping) and "content" in each for each in observation)
+        and all(isinstance(message, Mapping) and "content" in message for message in observation)
     ):
-        return [{"role": "user", **each} for each in observation]
+        return [{"role": "user", **message} for message in observation]
     return [
         {
             "role": "user",
@@ -135,12 +135,12 @@ def parse_reward(value: Any, what: str) -> float:
         TypeError: the value is no finite number.
     """
     try:
-        number = 0.0 if value is None else float(value)
+        reward = 0.0 if value is None else float(value)
     except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
+        reward = math.nan
+    if not math.isfinite(reward):
         raise TypeError(f"{what} is {value!r:.100}, expected a finite number")
-    return number
+    return reward
 
 
 def read_text(action: Message) -> str:
@@ -167,14 +167,19 @@ class OwnWorld:
         self._task_count = count
 
     def tasks(self, split: str) -> Sequence[str]:
+        """Return the task ids of a split from the class's `tasks`, or random seeds if the class has none.
+
+        `tasks` may be a function of the split, a mapping of splits, or one list for all splits. Raises ValueError.
+        """
         own_tasks = getattr(self._factory, "tasks", None)
         if callable(own_tasks):
-            plain = isinstance(inspect.getattr_static(self._factory, "tasks"), (staticmethod, classmethod))
-            return [str(each) for each in (own_tasks if plain else self._factory().tasks)(split)]
+            needs_no_instance = isinstance(inspect.getattr_static(self._factory, "tasks"), (staticmethod, classmethod))
+            # An ordinary method needs an instance; a static or class method does not.
+            return [str(task) for task in (own_tasks if needs_no_instance else self._factory().tasks)(split)]
         if isinstance(own_tasks, Mapping):
             if split not in own_tasks:
                 raise ValueError(f"there is no split {split!r}; the splits are {', '.join(map(repr, own_tasks))}")
-            return [str(each) for each in own_tasks[split]]
+            return [str(task) for task in own_tasks[split]]
         return list_seeds(self._task_count, split) if own_tasks is None else [str(task) for task in own_tasks]
 
     def instance(self) -> OwnInstance:
@@ -182,26 +187,34 @@ class OwnWorld:
 
 
 class OwnInstance:
+    """One instance of a user's class with `create` and `step`, for one rollout."""
+
     def __init__(self, own: Any) -> None:
         self._environment = own
         self._reward_sum = 0.0
 
     async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
-        opening = await call_world(self._environment.create, task_id, params)
-        if isinstance(opening, tuple) and len(opening) == 2 and isinstance(opening[1], Mapping):
-            return InitialState(to_messages(opening[0]), dict(opening[1]))
-        return InitialState(to_messages(opening), {})
+        """Call the user's `create`, which returns an observation or a pair (observation, info)."""
+        first_result = await call_world(self._environment.create, task_id, params)
+        if isinstance(first_result, tuple) and len(first_result) == 2 and isinstance(first_result[1], Mapping):
+            return InitialState(to_messages(first_result[0]), dict(first_result[1]))
+        return InitialState(to_messages(first_result), {})
 
     async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
+        """Call the user's `step` with the text of the agent's message, and add its reward to the episode's score.
+
+        Raises:
+            TypeError: the result has no reward, and the class has no `evaluate` to give a score.
+        """
         outcome = await call_world(self._environment.step, read_text(action), params)
         if not isinstance(outcome, (tuple, Mapping)) and not hasattr(self._environment, "evaluate"):
             raise TypeError(
                 f"step() returned {outcome!r:.100}, expected (observation, reward, done), or add evaluate()"
             )
         observation, reward, is_terminated, info = _parse_step(outcome)
-        number = parse_reward(reward, "the reward of step()")
-        self._reward_sum += number
-        return StepResult(to_messages(observation), number, is_terminated, info)
+        step_reward = parse_reward(reward, "the reward of step()")
+        self._reward_sum += step_reward
+        return StepResult(to_messages(observation), step_reward, is_terminated, info)
 
     async def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
         """Return the score of the user's class, or the sum of its rewards without `evaluate()`."""
@@ -213,14 +226,20 @@ class OwnInstance:
         return await call_world(self._environment.get_info, params) if hasattr(self._environment, "get_info") else {}
 
     async def release(self) -> None:
-        for name in ("release", "close"):
+        for name in ("release", "close"):  # the first that exists is called
             if hasattr(self._environment, name):
                 await call_world(getattr(self._environment, name))
                 return
 
 
 def _parse_step(outcome: Any) -> tuple[Any, Any, bool, dict[str, Any]]:
-    """Split the return value of a user's step() into (observation, reward, is over, info)."""
+    """Split the return value of a user's `step` into (observation, reward, is terminated, info).
+
+    Accepted are a mapping, a tuple of 3 to 5 values as in gymnasium, or the bare observation. A missing reward is None.
+
+    Raises:
+        TypeError: a tuple has another length.
+    """
     if isinstance(outcome, Mapping) and "content" not in outcome:
         observation = outcome.get("observation", outcome.get("state", ""))
         return (
@@ -257,16 +276,20 @@ class AgentJetWorld:
 
 
 class AgentJetInstance:
+    """One environment of a class written for AgentJet, for one rollout."""
+
     def __init__(self, kind: Any) -> None:
         self._kind = kind
         self._env: Any = None
 
     async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
+        """Create the environment for the task and return its initial state."""
         self._env = await call_world(self._kind, task_id, f"{self._kind.__name__}-{id(self)}", dict(params))
-        opening = await call_world(self._env.get_init_state, dict(params))
-        return InitialState(to_messages(opening["state"]), dict(opening.get("info") or {}))
+        first_result = await call_world(self._env.get_init_state, dict(params))
+        return InitialState(to_messages(first_result["state"]), dict(first_result.get("info") or {}))
 
     async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
+        """Call the environment's `step` with the agent's message, and convert its result."""
         outcome = await call_world(self._env.step, action, dict(params))
         reward = parse_reward(outcome.get("reward"), "the reward of step()")
         return StepResult(
@@ -285,7 +308,7 @@ class AgentJetInstance:
 
 
 async def call_world(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of the environment with as many arguments as its signature accepts.
+    """Call a function of the environment with as many of the arguments as its signature accepts, and return its result.
 
     Async functions are awaited. Others run in a thread of their own, so a hanging call blocks no other instance.
     """
@@ -299,6 +322,11 @@ async def call_world(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _count_arguments(function: Callable[..., Any], limit: int) -> int:
+    """Return how many positional arguments the function accepts, at most `limit`.
+
+    Raises:
+        TypeError: the function requires more, or keyword arguments.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a function written in C may have no signature

@@ -51,6 +51,8 @@ class NemoGymWorld:
 
 
 class NemoGymInstance:
+    """One episode of a NeMo Gym resource server, identified there by a cookie."""
+
     def __init__(self, url: str, rows: Mapping[str, Mapping[str, Any]] | None) -> None:
         self._url, self._rows = url, rows
         self._session: aiohttp.ClientSession | None = None
@@ -62,6 +64,12 @@ class NemoGymInstance:
         self._is_over = False
 
     async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
+        """Open the session with the task's data row, and return the row's messages and tools.
+
+        Raises:
+            ValueError: the task has no usable row.
+            WorldServerError: the server refuses the session.
+        """
         row = self._rows.get(task_id) if self._rows is not None else params.get("metadata")
         if not isinstance(row, Mapping) or not isinstance(row.get(ROW), Mapping):
             raise ValueError(f"task {task_id!r} has no row with the key `{ROW}`")
@@ -93,8 +101,8 @@ class NemoGymInstance:
             return StepResult(to_messages(OVER), _read_reward(answer), True, self._select_info(answer))
         results, is_invalid = [], False
         for call in calls:
-            content, fits = await self._call_tool(call)
-            is_invalid = is_invalid or not fits
+            content, is_valid = await self._call_tool(call)
+            is_invalid = is_invalid or not is_valid
             results.append({"role": "tool", "tool_call_id": str(call.get("id") or ""), "content": content})
         return StepResult(
             results, 0.0, False, {"messages": results, **({"invalid_action": True} if is_invalid else {})}
@@ -116,17 +124,25 @@ class NemoGymInstance:
         function = call.get("function") or {}
         name, raw_arguments = str(function.get("name")), function.get("arguments")
         call_id = str(call.get("id") or f"call_{secrets.token_hex(8)}")
-        spelled = raw_arguments if isinstance(raw_arguments, str) else json.dumps(raw_arguments)
-        self._output.append({"type": "function_call", "call_id": call_id, "name": name, "arguments": spelled})
-        content, fits = await self._run_call(name, spelled)
+        arguments_text = raw_arguments if isinstance(raw_arguments, str) else json.dumps(raw_arguments)
+        self._output.append({"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments_text})
+        content, is_valid = await self._run_call(name, arguments_text)
         self._output.append({"type": "function_call_output", "call_id": call_id, "output": content})
-        return content, fits
+        return content, is_valid
 
-    async def _run_call(self, name: str, spelled: str) -> tuple[str, bool]:
+    async def _run_call(self, name: str, arguments_text: str) -> tuple[str, bool]:
+        """Check a tool call against the task's tools, and send a valid one to the server.
+
+        Args:
+            arguments_text: the arguments as JSON text.
+
+        Returns:
+            (text for the agent, True if the call was valid).
+        """
         if name not in self._schemas:  # the name becomes a path, and must not be one of the server's own
             return f"There is no tool {name}; there are {', '.join(self._schemas) or 'none'}.", False
         try:
-            arguments = json.loads(spelled or "{}")
+            arguments = json.loads(arguments_text or "{}")
         except (ValueError, RecursionError):
             return "That was no action: its arguments are no JSON.", False
         problem: str | None = "they are no object"
@@ -141,20 +157,25 @@ class NemoGymInstance:
         return body, status < 400
 
     async def _verify_response(self) -> Mapping[str, Any]:
+        """Return the reply of `/verify` for the episode so far, requested once until the next step.
+
+        Raises:
+            WorldServerError: the reply is unusable, or says that its reward is not valid.
+        """
         if self._verify_reply is None:
             status, body = await self._post_json("verify", {**self._row, "response": self._build_response()})
             try:
-                answer = load_json(body) if status < 400 else None
+                reply = load_json(body) if status < 400 else None
             except (ValueError, RecursionError):
-                answer = None
-            if not isinstance(answer, dict):
+                reply = None
+            if not isinstance(reply, dict):
                 raise WorldServerError(f"/verify answered status {status}: {body[:500]}")
-            masked = answer.get("mask_sample")
+            mask_sample = reply.get("mask_sample")
             # older servers have no `mask_sample`, and give a reason only where the reward cannot be relied on
-            if masked or (masked is None and answer.get("failure_reason")):
-                reason = answer.get("failure_reason") or answer.get("failure_kind") or "it does not say why"
+            if mask_sample or (mask_sample is None and reply.get("failure_reason")):
+                reason = reply.get("failure_reason") or reply.get("failure_kind") or "it does not say why"
                 raise WorldServerError(f"the server reports that its reward is not valid: {reason}")
-            self._verify_reply = answer
+            self._verify_reply = reply
         return self._verify_reply
 
     def _build_response(self) -> dict[str, Any]:
@@ -176,6 +197,7 @@ class NemoGymInstance:
         return {name: value for name, value in answer.items() if name not in self._row and name != "response"}
 
     def _list_tools(self) -> list[dict[str, Any]]:
+        """Return the row's functions in the form of OpenAI's chat API."""
         fields = ("name", "description", "parameters")
         functions = [
             {name: tool[name] for name in fields if tool.get(name)} for tool in _list_functions(self._row[ROW])
@@ -183,15 +205,20 @@ class NemoGymInstance:
         return [{"type": "function", "function": function} for function in functions]
 
     async def _post_json(self, path: str, body: Mapping[str, Any]) -> tuple[int, str]:
+        """Send a JSON body to the server and return (status, body text). Redirects are not followed.
+
+        Raises:
+            WorldServerError: the server does not answer in time, or answers too much.
+        """
         assert self._session is not None, "`create` is called before any other method"
         try:
             async with self._session.post(f"{self._url}/{path}", json=body, allow_redirects=False) as answer:
-                raw = bytearray()
-                async for part in answer.content.iter_chunked(1 << 16):
-                    raw += part
-                    if len(raw) > MAX_ANSWER_BYTES:
+                received = bytearray()
+                async for chunk in answer.content.iter_chunked(1 << 16):
+                    received += chunk
+                    if len(received) > MAX_ANSWER_BYTES:
                         raise WorldServerError(f"the answer to /{path} is longer than {MAX_ANSWER_BYTES >> 20} MiB")
-                return answer.status, raw.decode(errors="replace")
+                return answer.status, received.decode(errors="replace")
         except TimeoutError:
             raise WorldServerError(f"no answer to /{path} within {ANSWER_S:.0f} s") from None
         except (aiohttp.ClientError, OSError) as problem:
@@ -201,6 +228,7 @@ class NemoGymInstance:
 
 
 def _list_functions(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the request's tools of the type `function`, which is the default type."""
     return [tool for tool in request.get("tools") or [] if tool.get("type", "function") == "function"]
 
 
@@ -213,22 +241,26 @@ def _build_state(request: Mapping[str, Any]) -> list[Message]:
     state = [
         {"role": message.get("role", "user"), "content": _join_text(message.get("content"))} for message in messages
     ]
-    return [{**each, "role": "system"} if each["role"] == "developer" else each for each in state]
+    # "developer" is the Responses API's name of the role "system".
+    return [{**message, "role": "system"} if message["role"] == "developer" else message for message in state]
 
 
 def _join_text(content: Any) -> str:
+    """Return the text of a message's content, which is a string or a list of blocks."""
     if isinstance(content, (list, tuple)):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+        return "".join(str(block.get("text", "")) for block in content if isinstance(block, Mapping))
     return str(content or "")
 
 
 def _build_message(text: str) -> dict[str, Any]:
+    """Return an assistant message as an output item of OpenAI's Responses API."""
     content = [{"type": "output_text", "text": text, "annotations": []}]
     name = f"msg_{secrets.token_hex(8)}"
     return {"type": "message", "id": name, "role": "assistant", "status": "completed", "content": content}
 
 
 def _read_reward(answer: Mapping[str, Any]) -> float:
+    """Return the reward in a reply of `/verify`. Raises WorldServerError if there is none."""
     if answer.get("reward") is None:
         raise WorldServerError(f"the answer to /verify contains no reward: {answer!r:.200}")
     return parse_reward(answer["reward"], "the reward of /verify")

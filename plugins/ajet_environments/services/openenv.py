@@ -62,6 +62,8 @@ class OpenEnvWorld:
 
 
 class OpenEnvInstance:
+    """One episode of an OpenEnv server, over its own WebSocket connection."""
+
     def __init__(self, url: str) -> None:
         self._url = url
         self._session: aiohttp.ClientSession | None = None
@@ -89,15 +91,20 @@ class OpenEnvInstance:
         return InitialState(state, {"tools": self._list_tools()})
 
     async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
-        """Parse the action in the agent's message, send it, and return the observation."""
+        """Parse the action in the agent's message, send it to the server, and return the observation.
+
+        An action that the schema or the server rejects gets a reply with the reason, and changes nothing.
+
+        Raises:
+            WorldServerError: the server fails or breaks its protocol.
+        """
         if self._is_over:
             return StepResult(to_messages("The episode is over."), 0.0, True, {})
         parsed_action = parse_action(action, self._schema)
         problem: str | None = "it holds no JSON object"
         if parsed_action is not None:
-            problem = await asyncio.to_thread(
-                find_value_problem, parsed_action, self._schema
-            )  # the schema is the server's
+            # In a thread: the schema is the server's, so its check may take long.
+            problem = await asyncio.to_thread(find_value_problem, parsed_action, self._schema)
         if parsed_action is None or problem:
             return StepResult(to_messages(f"That was no action: {problem}."), 0.0, False, {"invalid_action": True})
         answer = await self._exchange_message("step", parsed_action)
@@ -105,7 +112,7 @@ class OpenEnvInstance:
             data = answer.get("data") or {}
             if data.get("code") != "VALIDATION_ERROR":
                 raise WorldServerError(f"the environment could not act: {data.get('message')} ({data.get('code')})")
-            problems = "; ".join(str(each.get("msg", each)) for each in data.get("errors") or [])
+            problems = "; ".join(str(error.get("msg", error)) for error in data.get("errors") or [])
             return StepResult(to_messages(f"That was no action: {problems}."), 0.0, False, {"invalid_action": True})
         observation, reward, self._is_over = _parse_observation(answer)
         self._reward_sum += reward
@@ -125,11 +132,17 @@ class OpenEnvInstance:
             await self._session.close()
 
     def _list_tools(self) -> list[dict[str, Any]]:
+        """Return the action schema as a tool definition, for agents that act by tool calls."""
         about = str(self._schema.get("description") or "Act in the environment.")
         function = {"name": TOOL, "description": about, "parameters": _hide_metadata(self._schema)}
         return [{"type": "function", "function": function}]
 
     async def _fetch_action_schema(self) -> Mapping[str, Any]:
+        """Return the JSON schema of the server's actions; any object is accepted if the server has no `/schema`.
+
+        Raises:
+            WorldServerError: the server does not answer, or its reply defines no action.
+        """
         assert self._session is not None
         try:
             async with self._session.get(build_url(self._url, "http", "/schema")) as response:
@@ -147,24 +160,31 @@ class OpenEnvInstance:
         return action
 
     async def _exchange_message(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Send one message over the WebSocket and return the parsed reply, a dict with `type` and `data`.
+
+        A reply of the type `error` is returned only for `step`, since the agent may have caused it.
+
+        Raises:
+            WorldServerError: the connection or the protocol fails, or the server refuses the request.
+        """
         assert self._socket is not None, "`create` is called before any other method"
         try:
             await self._socket.send_json({"type": kind, "data": data})
-            came = await self._socket.receive(ANSWER_S)
+            frame = await self._socket.receive(ANSWER_S)
         except (aiohttp.ClientError, OSError, TimeoutError) as problem:
             raise WorldServerError(f"no answer to {kind}: {type(problem).__name__}") from problem
-        if came.type is not aiohttp.WSMsgType.TEXT:
+        if frame.type is not aiohttp.WSMsgType.TEXT:
             raise WorldServerError(
                 f"the connection ended before the environment's answer to the request {kind} "
-                f"({came.type.name}, {came.data!r:.100})"
+                f"({frame.type.name}, {frame.data!r:.100})"
             )
         try:
-            answer = load_json(came.data)
+            answer = load_json(frame.data)
         except TooManyNodesError as problem:
             raise WorldServerError(f"the environment's answer to the request {kind} is too large: {problem}") from None
         except ValueError:
             raise WorldServerError(
-                f"the environment's answer to the request {kind} is not JSON: {came.data!r:.200}"
+                f"the environment's answer to the request {kind} is not JSON: {frame.data!r:.200}"
             ) from None
         if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
             raise WorldServerError(f"the environment's answer to the request {kind} is {answer!r:.200}")
@@ -176,10 +196,12 @@ class OpenEnvInstance:
 
 
 def parse_action(action: Message, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Find the action in the agent's message: a tool call, or the last JSON object of the text.
+    """Find the action in the agent's message: the arguments of a tool call, or the last JSON object of the text.
 
-    Without JSON, a schema with one field takes the complete text, or the last number of the text. None: no action
-    found.
+    Without JSON, a schema with a single field takes the complete text (a string field) or the last number of the text.
+
+    Returns:
+        The action, not yet validated; None if there is none.
     """
     calls = action.get("tool_calls")
     if isinstance(calls, (list, tuple)) and calls and isinstance(calls[0], Mapping):
@@ -194,22 +216,26 @@ def parse_action(action: Message, schema: Mapping[str, Any]) -> dict[str, Any] |
     reply = read_text(action).strip()
     fenced = [block.content for block in read_fenced_blocks(reply)]
     for text in (*reversed(_TAGGED.findall(reply)), *reversed(fenced), reply):
-        if (found := _find_object(text)) is not None:
-            return found
+        if (action_object := _find_object(text)) is not None:
+            return action_object
     properties = _hide_metadata(schema).get("properties") or {}
     if len(properties) == 1:
-        (name, about), *_ = properties.items()
-        if about.get("type") == "string":
+        (name, field_schema), *_ = properties.items()
+        if field_schema.get("type") == "string":
             return {name: reply}
-        if about.get("type") in ("integer", "number") and (numbers := re.findall(r"-?\d+(?:\.\d+)?", reply)):
+        if field_schema.get("type") in ("integer", "number") and (numbers := re.findall(r"-?\d+(?:\.\d+)?", reply)):
             return {
-                name: json.loads(numbers[-1].lstrip("0") or "0") if about["type"] == "integer" else float(numbers[-1])
+                # JSON allows no leading zeros.
+                name: json.loads(numbers[-1].lstrip("0") or "0")
+                if field_schema["type"] == "integer"
+                else float(numbers[-1])
             }
     return None
 
 
 def _find_object(text: str) -> dict[str, Any] | None:
-    """Return the last JSON object in a text, or None."""
+    """Return the last JSON object in a text that is no part of another one, or None."""
+    # 64 brackets bound the work, which would grow with the square of their number.
     for start in reversed([match.start() for match in re.finditer(r"\{", text)][-64:]):
         try:
             candidate, _ = json.JSONDecoder().raw_decode(text[start:])
@@ -222,6 +248,7 @@ def _find_object(text: str) -> dict[str, Any] | None:
 
 
 def _is_nested(text: str, start: int) -> bool:
+    """Return True if an earlier JSON object in the text extends over the position `start`."""
     for earlier in [match.start() for match in re.finditer(r"\{", text[:start])][-64:]:
         try:
             _, length = json.JSONDecoder().raw_decode(text[earlier:])
@@ -255,11 +282,12 @@ def build_url(url: str, scheme: str, path: str) -> str:
     parts = urlsplit(url)
     secure = "s" if parts.scheme in ("wss", "https") else ""
     base = parts.path.rstrip("/").removesuffix("/ws")
+    # The query may configure the WebSocket; other paths do not know it.
     return urlunsplit((scheme + secure, parts.netloc, base + path, parts.query if path == "/ws" else "", ""))
 
 
 def find_health_problem(url: str, seconds: float) -> str:
-    """Return why the server is not healthy, or an empty string."""
+    """Request /health of a server. Return why it is not healthy, or "" for any status below 500."""
     import httpx
 
     try:

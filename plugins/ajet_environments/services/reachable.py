@@ -23,7 +23,7 @@ def advise_start() -> str:
 
 
 def list_services(experiment: Experiment) -> Iterator[RequiredService]:
-    """Yield the services used by the experiment."""
+    """Yield the environment services that the experiment uses, so that they can be checked before the start."""
     service, environment = env_service_of(experiment), experiment.ajet.environment.use or ""
     do = advise_start()
     if service is not None:

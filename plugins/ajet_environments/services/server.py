@@ -105,7 +105,7 @@ class WorldServer:
         return len(self._live_instances)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen and return the port. Raises OSError if the port is in use."""
+        """Listen on the address and return the port, a free one for 0. Raises OSError if the port is in use."""
         self._runner = web.AppRunner(self._build_app(), access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, shutdown_timeout=_HANDLERS_S)
@@ -126,6 +126,7 @@ class WorldServer:
             await asyncio.wait(ending, timeout=2 * CLOSE_S)
 
     def _build_app(self) -> web.Application:
+        """Build the HTTP application: two health paths, and one path per request of the protocol."""
         app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[self._guard_request])
         app.router.add_get("/healthz", self.answer_health)
         app.router.add_get("/health", self.answer_health)
@@ -137,6 +138,10 @@ class WorldServer:
     async def _guard_request(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
+        """Check Host, Origin and token of a request before its body is read, then pass it on.
+
+        HTTP errors of the framework become JSON replies.
+        """
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
         if self._hosts is not None and host.lower() not in self._hosts:
             return _build_refusal(
@@ -147,8 +152,8 @@ class WorldServer:
         if origin is not None and parse_netloc(origin) != host:
             return _build_refusal(403, "a web page of another origin may not use environments")
         token = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        health = request.path in ("/healthz", "/health")
-        if self._token and not health and not hmac.compare_digest(token, self._token.encode()):
+        is_health = request.path in ("/healthz", "/health")
+        if self._token and not is_health and not hmac.compare_digest(token, self._token.encode()):
             return _build_refusal(401, "the bearer token is missing or wrong (ENV_SERVICE_TOKEN)")
         try:
             return await handler(request)
@@ -162,6 +167,7 @@ class WorldServer:
             return response
 
     async def answer_health(self, request: web.Request) -> web.Response:
+        """Report the environment's name and the number of instances. The path needs no token."""
         return web.json_response(
             {
                 "status": "ok",
@@ -174,7 +180,13 @@ class WorldServer:
     def _make_handler(
         self, verb: Callable[[Mapping[str, Any]], Awaitable[Any]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """Return an HTTP handler that parses the JSON body, calls `verb`, and turns its errors into replies.
+
+        Statuses: 400 for an invalid request, 415 for another content type, 500 for an error of the environment's code.
+        """
+
         async def answer(request: web.Request) -> web.Response:
+            """Answer one request of the protocol with JSON."""
             # A page of another site can send other content types without a preflight request.
             if request.content_type != "application/json":
                 return _build_refusal(415, "the request's content type is not application/json")
@@ -198,10 +210,18 @@ class WorldServer:
         return answer
 
     async def answer_get_env_profile(self, request: Mapping[str, Any]) -> Any:
+        """Return the task ids of the split in `params`."""
         split = str(_read_params(request).get("split", "train"))
         return {"success": True, "data": list(await call_world(self.world.tasks, split))}
 
     async def answer_create(self, request: Mapping[str, Any]) -> Any:
+        """Create an instance under the client's id and return its initial state.
+
+        A repeated request under the same id waits for the same instance and gets the same reply.
+
+        Raises:
+            RequestRefusedError: no instance is free, or the id belongs to another task.
+        """
         name, task_id, params = (
             _read_name(request, "instance_id"),
             _read_name(request, "task_id"),
@@ -210,11 +230,11 @@ class WorldServer:
         hosted = self.hosted.get(name)
         if hosted is None:
             if len(self.hosted) >= self._max_instances:
-                idle = time.monotonic() - min(each.last_used for each in self.hosted.values())
+                idle_s = time.monotonic() - min(hosted_instance.last_used for hosted_instance in self.hosted.values())
                 raise RequestRefusedError(
                     503,
                     f"all {self._max_instances} instances are in use; the one that is idle longest was used "
-                    f"{idle:.0f} s ago",
+                    f"{idle_s:.0f} s ago",
                 )
             hosted = self.hosted[name] = _HostedInstance(name, task_id)
             hosted.making = asyncio.create_task(self._make_instance(hosted, params))
@@ -263,6 +283,12 @@ class WorldServer:
             raise RequestRefusedError(410, f"the instance could not be created: {hosted.failure}")
 
     async def answer_step(self, request: Mapping[str, Any]) -> Any:
+        """Apply the agent's action, the last of `messages`, and return the new state and reward.
+
+        Raises:
+            ValueError: the request contains no action.
+            RequestRefusedError: the instance is missing, busy or failed.
+        """
         action = request.get("messages")
         if isinstance(action, list) and action:
             action = action[-1]
@@ -277,6 +303,7 @@ class WorldServer:
         return {"success": True, "data": data}
 
     async def answer_evaluate(self, request: Mapping[str, Any]) -> Any:
+        """Return the score of an instance's episode so far."""
         hosted, instance = self._find_ready(request)
         messages = request.get("messages")
         return {
@@ -285,6 +312,7 @@ class WorldServer:
         }
 
     async def answer_get_info(self, request: Mapping[str, Any]) -> Any:
+        """Return the description of an instance, such as its tools."""
         hosted, instance = self._find_ready(request)
         messages = request.get("messages")
         return {
@@ -293,6 +321,11 @@ class WorldServer:
         }
 
     async def answer_release(self, request: Mapping[str, Any] | _HostedInstance) -> Any:
+        """Release an instance. `success` is False if no such instance exists.
+
+        Args:
+            request: the client's request, or the instance if the server itself releases it.
+        """
         name = request.name if isinstance(request, _HostedInstance) else _read_name(request, "instance_id")
         hosted = self.hosted.pop(name, None)
         if hosted is None:
@@ -301,6 +334,10 @@ class WorldServer:
         return {"success": True, "data": None}
 
     async def _end_when_made(self, hosted: _HostedInstance) -> None:
+        """Release an instance now, or mark it as failed while it is being created.
+
+        The creating task sees the mark and then releases the instance itself.
+        """
         hosted.failure = hosted.failure or "it was released"
         if hosted.making is not None and hosted.making.done():
             ending = asyncio.create_task(self._end_instance(hosted))
@@ -325,6 +362,11 @@ class WorldServer:
                 self._slots.release()
 
     def _find_ready(self, request: Mapping[str, Any]) -> tuple[_HostedInstance, WorldInstance]:
+        """Return the instance named in the request, with its environment.
+
+        Raises:
+            RequestRefusedError: it is unknown (404), failed before (410), or is busy (409).
+        """
         name = _read_name(request, "instance_id")
         hosted = self.hosted.get(name)
         if hosted is None:
@@ -338,6 +380,7 @@ class WorldServer:
         return hosted, hosted.instance
 
     async def _run_method(self, hosted: _HostedInstance, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the environment under the instance's lock. A failed `step` makes the instance unusable."""
         async with hosted.lock:
             hosted.last_used = time.monotonic()
             try:
@@ -351,19 +394,22 @@ class WorldServer:
                 hosted.last_used = time.monotonic()
 
     async def _reap_idle(self) -> None:
+        """Release idle instances periodically until the server closes."""
         while True:
             await asyncio.sleep(min(REAP_INTERVAL_S, self.idle_s))
             await self.release_idle()
 
     async def release_idle(self) -> None:
+        """Release all instances without a request for `idle_s` seconds."""
         oldest = time.monotonic() - self.idle_s
-        idle = [each for each in self.hosted.values() if each.last_used < oldest and not each.is_busy]
+        idle = [hosted for hosted in self.hosted.values() if hosted.last_used < oldest and not hosted.is_busy]
         for hosted in idle:  # all are removed first, so no request finds an instance being released
             del self.hosted[hosted.name]
         await asyncio.gather(*map(self._end_when_made, idle))
 
 
 def _build_refusal(status: int, message: str, where: str = "") -> web.Response:
+    """Build the JSON reply of a refused request. `where` is the line of the environment's code that failed."""
     error = {"message": message, **({"where": where} if where else {})}
     return web.json_response({"success": False, "error": error, "detail": message}, status=status)
 
@@ -375,6 +421,7 @@ def _find_raising_line(problem: BaseException) -> str:
 
 
 def _read_name(request: Mapping[str, Any], name: str) -> str:
+    """Return a required field of the request as text. Raises ValueError if it is missing."""
     value = request.get(name)
     if not isinstance(value, (str, int)) or value == "":
         raise ValueError(f"`{name}` is missing")
@@ -382,6 +429,7 @@ def _read_name(request: Mapping[str, Any], name: str) -> str:
 
 
 def _read_params(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request's `params`, {} without them. Raises ValueError if they are no mapping."""
     params = request.get("params") or {}
     if not isinstance(params, dict):
         raise ValueError("`params` is not a mapping")
@@ -389,4 +437,5 @@ def _read_params(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_plain(value: Any) -> Any:
+    """Convert a value that `json` cannot encode: an array to lists, anything else to text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -53,10 +53,15 @@ def serve_world(
 
 
 async def serve_until_signal(server: WorldServer, host: str, port: int) -> None:
+    """Listen, print the address, and serve until SIGINT, SIGTERM or SIGHUP; then release all instances.
+
+    Raises:
+        UserError: the address or port cannot be used.
+    """
     stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP, which stays ignored
-            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signal_number) is not signal.SIG_IGN:  # nohup ignores SIGHUP, which stays ignored
+            asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
     try:
         bound = await server.start(host, port)
     except (OSError, OverflowError) as problem:
@@ -102,11 +107,14 @@ class LocalWorldService:
 
 
 def serve_locally(environment_use: str, base: Path) -> ChosenEnvironment:
-    """Start a private server for the environment class named by `environment.use`. Raises UserError.
+    """Start a private server for the environment class named by `environment.use`, and return its client.
 
     Args:
         environment_use: value of `environment.use`.
         base: folder for relative paths.
+
+    Raises:
+        UserError: the environment cannot be opened.
     """
     local = LocalWorldService(open_world(environment_use, base=base))
     return ChosenEnvironment(local.service, leave=local.close)

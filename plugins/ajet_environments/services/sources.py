@@ -53,23 +53,23 @@ def open_world(source: str, *, base: Path, tasks: int = TASKS, data: Path | None
     Raises:
         UserError: the source cannot be used.
     """
-    kind, _, rest = source.partition(":")
+    kind, _, location = source.partition(":")
     if kind == "openenv":
         from ajet_environments.services.openenv import OpenEnvWorld
 
         schemes = ("ws", "wss", "http", "https")
         return OpenEnvWorld(
-            require_address(rest, source, "an OpenEnv server", "openenv:ws://HOST:PORT", schemes), tasks
+            require_address(location, source, "an OpenEnv server", "openenv:ws://HOST:PORT", schemes), tasks
         )
     if kind == "nemo_gym":
         from ajet_environments.services.nemo_gym import NemoGymWorld
 
         return NemoGymWorld(
-            require_address(rest, source, "a NeMo Gym resource server", "nemo_gym:http://HOST:PORT"),
-            None if data is None else _read_rows(data, rest),
+            require_address(location, source, "a NeMo Gym resource server", "nemo_gym:http://HOST:PORT"),
+            None if data is None else _read_rows(data, location),
         )
     if kind in PACKAGES:
-        return _open_package_world(kind, rest, tasks, data)
+        return _open_package_world(kind, location, tasks, data)
     target = resolve_reference(source, base=base, key="the environment")
     name = getattr(target, "__name__", source)
     if not isinstance(target, type):
@@ -83,33 +83,46 @@ def open_world(source: str, *, base: Path, tasks: int = TASKS, data: Path | None
     return _choose_world(target, target, name, source, tasks, data)
 
 
-def _open_package_world(kind: str, rest: str, tasks: int, data: Path | None) -> World:
+def _open_package_world(kind: str, location: str, tasks: int, data: Path | None) -> World:
+    """Open an environment of gymnasium, textarena or skyrl-gym.
+
+    Args:
+        kind: key of PACKAGES.
+        location: ID of the environment, with settings as a query: `FrozenLake-v1?is_slippery=false`.
+
+    Raises:
+        UserError: the package is missing, or the environment cannot be created.
+    """
     package = PACKAGES[kind]
-    installed = package.replace("_", "-")
+    distribution = package.replace("_", "-")
     try:
         make: Callable[..., Any] = import_module(package).make
     except ImportError:
         raise UserError(
-            f"{kind}:… needs the package {installed}, which is not installed here.",
-            where=f"{kind}:{rest}",
-            do=format_install(installed),
+            f"{kind}:… needs the package {distribution}, which is not installed here.",
+            where=f"{kind}:{location}",
+            do=format_install(distribution),
         ) from None
-    name, _, query = rest.partition("?")
+    name, _, query = location.partition("?")
     settings = {key: _parse_value(value) for key, value in parse_qsl(query, keep_blank_values=True)}
     if kind == "skyrl":
         rows = _read_rows(data, name)
         return SkyRLWorld(lambda row: make(name, extras=dict(row), **settings), name, rows)
 
-    def made() -> Any:
+    def make_instance() -> Any:
+        """Make one environment with the settings of the query."""
         return make(name, **settings)
 
     if kind == "textarena":
-        _try_making(made, name)
-        return TextArenaWorld(made, name, tasks)
-    tried = _try_making(made, name)
-    if "render_mode" not in settings and "ansi" in (getattr(tried, "metadata", None) or {}).get("render_modes", ()):
+        _try_making(make_instance, name)
+        return TextArenaWorld(make_instance, name, tasks)
+    trial_instance = _try_making(make_instance, name)
+    # A text rendering is a better observation for a language model than an array.
+    if "render_mode" not in settings and "ansi" in (getattr(trial_instance, "metadata", None) or {}).get(
+        "render_modes", ()
+    ):
         settings["render_mode"] = "ansi"
-    return GymnasiumWorld(made, name, tasks)
+    return GymnasiumWorld(make_instance, name, tasks)
 
 
 def _choose_world(
@@ -123,7 +136,7 @@ def _choose_world(
     """
 
     def has(*names: str) -> bool:
-        return all(callable(getattr(like, each, None)) for each in names)
+        return all(callable(getattr(like, method, None)) for method in names)
 
     if has("create", "step"):
         return OwnWorld(make_env, name, tasks)
@@ -147,11 +160,14 @@ def _choose_world(
 
 
 def _require_gymnasium(make_env: Callable[..., Any], like: Any, name: str, source: str) -> None:
-    """Raise ConfigError if a class with `reset` and `step` lacks gymnasium's other attributes."""
-    lacks = [each for each in GYMNASIUM if not hasattr(like, each)]
+    """Raise ConfigError if a class with `reset` and `step` lacks gymnasium's other attributes.
+
+    An instance is made for the check, because a class often sets its spaces only in `__init__`.
+    """
+    lacks = [attribute for attribute in GYMNASIUM if not hasattr(like, attribute)]
     instance = _try_making(make_env, name) if lacks and isinstance(like, type) else like
     if lacks := [method for method in lacks if not hasattr(instance, method)]:
-        has = ", ".join(each for each in GYMNASIUM if each not in lacks)
+        has = ", ".join(attribute for attribute in GYMNASIUM if attribute not in lacks)
         raise ConfigError(
             f"{name} lacks attributes of a gymnasium environment: {', '.join(lacks)}.",
             where=locate_function(getattr(like, "reset", None)) or source,
@@ -174,14 +190,18 @@ def _try_making(make_env: Callable[[], Any], name: str) -> Any:
         ) from problem
 
 
-def _close_trial(made: Any) -> Any:
-    close = getattr(made, "close", None)
-    if callable(close) and not hasattr(made, "get_observation"):  # textarena's close() answers rewards of a game
+def _close_trial(environment: Any) -> Any:
+    """Close an environment made only as a trial, and return it."""
+    close = getattr(environment, "close", None)
+    if callable(close) and not hasattr(
+        environment, "get_observation"
+    ):  # textarena's close() ends a game and returns its rewards
         close()
-    return made
+    return environment
 
 
 def _parse_value(text: str) -> Any:
+    """Return a setting of the query as JSON value, or as text if it is no JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -189,6 +209,17 @@ def _parse_value(text: str) -> Any:
 
 
 def _read_rows(data: Path | None, name: str) -> Mapping[str, Mapping[str, Any]]:
+    """Read a JSON Lines file of tasks, and return its rows by task id.
+
+    The id is a row's `task_id` or `id`, else the number of its line, from 0.
+
+    Args:
+        data: the file; None raises UserError, because the environment has no tasks without it.
+        name: name of the environment, for the message.
+
+    Raises:
+        UserError: the file or a row cannot be used, or two rows have one id.
+    """
     if data is None:
         raise UserError(
             f"skyrl-gym's environment {name} has no tasks of its own.",
@@ -204,19 +235,19 @@ def _read_rows(data: Path | None, name: str) -> Mapping[str, Mapping[str, Any]]:
             f"The file of rows cannot be read: {reason}.", where=str(data), expected="a JSON Lines file"
         ) from None
     rows: dict[str, Mapping[str, Any]] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for line_number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as problem:
-                raise UserError(f"A row is not valid JSON: {problem}", where=f"{data}:{number}") from None
+                raise UserError(f"A row is not valid JSON: {problem}", where=f"{data}:{line_number}") from None
             if not isinstance(row, dict):
-                raise UserError("A row is not a JSON object.", where=f"{data}:{number}")
-            name = str(row.get("task_id", row.get("id", number - 1)))
+                raise UserError("A row is not a JSON object.", where=f"{data}:{line_number}")
+            name = str(row.get("task_id", row.get("id", line_number - 1)))
             if name in rows:
                 raise UserError(
                     f"Two rows have the task id {name}.",
-                    where=f"{data}:{number}",
+                    where=f"{data}:{line_number}",
                     expected="a different `task_id` (or `id`) in each row; a row without one gets the number of its "
                     "line, from 0",
                 )
@@ -251,6 +282,8 @@ class GymnasiumWorld:
 
 
 class GymnasiumInstance:
+    """One gymnasium environment, for one rollout."""
+
     def __init__(self, env: Any) -> None:
         self._env = env
         self._action_space = env.action_space
@@ -258,21 +291,26 @@ class GymnasiumInstance:
         self._is_over = False
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
+        """Reset the environment with the task's seed, and return its rules and first observation.
+
+        The rules are the environment's own description, and the form in which actions are expected.
+        """
         observation, _ = self._env.reset(seed=parse_seed(task_id) % 2**31)
         rules = "\n\n".join(
-            part
-            for part in (
+            section
+            for section in (
                 self._read_doc_section("Description"),
                 self._read_doc_section("Action Space"),
                 self._describe_action(),
             )
-            if part
+            if section
         )
         return InitialState(
             [{"role": "system", "content": rules}, *to_messages(self._render_observation(observation))], {}
         )
 
     def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
+        """Apply the action in the agent's message. An invalid one gets a reply with the rules and changes nothing."""
         if self._is_over:
             return StepResult(to_messages("The episode is over."), 0.0, True, {})
         parsed_action = self._parse_action(read_text(action))
@@ -281,15 +319,18 @@ class GymnasiumInstance:
                 to_messages(f"That was no action. {self._describe_action()}"), 0.0, False, {"invalid_action": True}
             )
         observation, reward, is_terminated, is_truncated, _ = self._env.step(parsed_action)
-        number = parse_reward(reward, "the reward")
-        self._reward_sum += number
+        step_reward = parse_reward(reward, "the reward")
+        self._reward_sum += step_reward
         self._is_over = bool(is_terminated or is_truncated)
         return StepResult(
-            to_messages(self._render_observation(observation)), number, self._is_over, {"truncated": bool(is_truncated)}
+            to_messages(self._render_observation(observation)),
+            step_reward,
+            self._is_over,
+            {"truncated": bool(is_truncated)},
         )
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
-        """Return the sum of the rewards."""
+        """Return the score of the episode so far: the sum of its rewards."""
         return self._reward_sum
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
@@ -298,10 +339,18 @@ class GymnasiumInstance:
     def release(self) -> None:
         self._env.close()
 
-    def _render_observation(self, seen: Any) -> str:
+    def _render_observation(self, observation: Any) -> str:
+        """Return an observation as text: the environment's text rendering if it has one, else the value.
+
+        Highlighted text, such as the player's position, is put in square brackets, because color codes are removed.
+        """
         if getattr(self._env, "render_mode", None) == "ansi":
             return _ESCAPE.sub("", _MARKED.sub(r"[\1]", str(self._env.render()))).strip("\n")
-        return seen if isinstance(seen, str) else str(seen.tolist() if hasattr(seen, "tolist") else seen)
+        return (
+            observation
+            if isinstance(observation, str)
+            else str(observation.tolist() if hasattr(observation, "tolist") else observation)
+        )
 
     def _read_doc_section(self, section: str) -> str:
         """Return the section under a `## ` heading of the environment's docstring, or ""."""
@@ -311,6 +360,7 @@ class GymnasiumInstance:
         return "\n".join(lines)[:_LONGEST_DOC]
 
     def _describe_action(self) -> str:
+        """Return a sentence that tells the agent in which form to write its action, by the kind of action space."""
         size, start = getattr(self._action_space, "n", None), int(getattr(self._action_space, "start", 0))
         if size is not None:
             return f"End your answer with \\boxed{{N}}, where N is an action from {start} to {start + int(size) - 1}."
@@ -323,7 +373,7 @@ class GymnasiumInstance:
 
         Without such a tag the complete text, or its last number, is the action.
         """
-        boxes = [first or second for first, second in _BOXED.findall(text)]
+        boxes = [boxed or tagged for boxed, tagged in _BOXED.findall(text)]
         answer = boxes[-1] if boxes else text.strip()
         if hasattr(self._action_space, "n"):
             numbers = _NUMBER.findall(answer)
@@ -336,6 +386,7 @@ class GymnasiumInstance:
 
 
 def _parse_array(text: str, space: Any) -> Any:
+    """Parse a JSON list as an array of the space's type and shape, or return None."""
     import numpy
 
     try:
@@ -360,6 +411,8 @@ class TextArenaWorld:
 
 
 class TextArenaInstance:
+    """One single-player game of TextArena, for one rollout."""
+
     def __init__(self, env: Any) -> None:
         self._env = env
         self._score = 0.0
@@ -376,14 +429,14 @@ class TextArenaInstance:
         is_terminated, info = self._env.step(read_text(action))
         if not is_terminated:
             return StepResult(to_messages(self._env.get_observation()[1]), 0.0, False, dict(info or {}))
-        rewards, about = self._env.close()
+        rewards, info_by_player = self._env.close()  # both by player number; the agent is player 0
         self._is_over, self._score = True, parse_reward((rewards or {}).get(0), "the reward")
-        own_info = (about or {}).get(0, {})
+        player_info = (info_by_player or {}).get(0, {})
         return StepResult(
-            to_messages(own_info.get("reason", "The game is over.")),
+            to_messages(player_info.get("reason", "The game is over.")),
             self._score,
             True,
-            {"reason": own_info.get("reason")},
+            {"reason": player_info.get("reason")},
         )
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
@@ -411,7 +464,7 @@ class SkyRLWorld:
         self._rows = rows
 
     def tasks(self, split: str) -> Sequence[str]:
-        """Return the rows of the split; rows without `split` belong to every split."""
+        """Return the task ids of the split. Rows without the key `split` belong to every split."""
         return [name for name, row in self._rows.items() if row.get("split", split) == split]
 
     def instance(self) -> SkyRLInstance:
@@ -419,12 +472,18 @@ class SkyRLWorld:
 
 
 class SkyRLInstance:
+    """One environment of skyrl-gym, for one rollout."""
+
     def __init__(self, make_env: Callable[[Mapping[str, Any]], Any], rows: Mapping[str, Mapping[str, Any]]) -> None:
         self._make_env, self._rows = make_env, rows
         self._env: Any = None
         self._reward_sum = 0.0
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
+        """Make the environment for the task's data row and return its first messages.
+
+        Raises ValueError for an unknown task.
+        """
         row = self._rows.get(task_id)
         if row is None:
             raise ValueError(f"there is no task {task_id!r}")
@@ -433,15 +492,19 @@ class SkyRLInstance:
         return InitialState(to_messages(state), dict(info or {}))
 
     def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
+        """Pass the text of the agent's message to the environment, and convert its result."""
         outcome = self._env.step(read_text(action))
-        number = parse_reward(outcome["reward"], "the reward")
-        self._reward_sum += number
+        step_reward = parse_reward(outcome["reward"], "the reward")
+        self._reward_sum += step_reward
         return StepResult(
-            to_messages(outcome["observations"]), number, bool(outcome["done"]), dict(outcome.get("metadata") or {})
+            to_messages(outcome["observations"]),
+            step_reward,
+            bool(outcome["done"]),
+            dict(outcome.get("metadata") or {}),
         )
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
-        """Return the sum of the rewards."""
+        """Return the score of the episode so far: the sum of its rewards."""
         return self._reward_sum
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
