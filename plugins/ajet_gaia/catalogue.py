@@ -10,7 +10,8 @@ from ajet_gaia.server import GaiaServer
 
 
 def _model_variables(service: str) -> tuple[str, ...]:
-    return tuple(f"{service}_LLM_{part}" for part in ("BASE_URL", "API_KEY", "MODEL_NAME"))
+    """Return the environment variables of a server's second model, such as BROWSER_LLM_API_KEY."""
+    return tuple(f"{service}_LLM_{suffix}" for suffix in ("BASE_URL", "API_KEY", "MODEL_NAME"))
 
 
 SERVERS = (

@@ -63,18 +63,18 @@ class SelectedServer:
     """The folder of the description, base of its relative paths."""
 
     def off(self) -> str:
-        """The reason why the server is off, or ""."""
+        """Return why the server is off: a missing variable, program, corpus or network; "" if it is on."""
         corpus = self.section.corpus is not None
         reason = why_off(self.server, with_older_names(os.environ), network=self.section.network, corpus=corpus)
         return reason or (NETWORKED if self.confined and self.server.network else "")
 
     @property
     def confined(self) -> bool:
-        """True if the server runs in a sandbox."""
+        """True if the server runs in a sandbox; a server that runs no code or files of the model needs none."""
         return self.section.confined and self.server.sandboxed
 
     def listed(self) -> tuple[Mapping[str, Any], ...]:
-        """The server's tools in the format of MCP's `tools/list`."""
+        """Return the server's tools in the format of MCP's `tools/list`."""
         return tuple(
             {"name": tool.name, "description": tool.description, "inputSchema": dict(tool.schema)}
             for tool in self.server.tools()
@@ -87,7 +87,7 @@ class SelectedServer:
             workdir: working folder of the episode.
             uid: user id of the episode's servers; None for the current user.
         """
-        place = ServerPlace(
+        server_place = ServerPlace(
             workdir=Path(FOLDER) if self.confined else workdir,
             environments=packages_folder(),
             variables=with_older_names(os.environ),
@@ -97,8 +97,8 @@ class SelectedServer:
             cache=packages_folder() / "corpora",
             readable=tuple(path for path in (self._resolve_path(self.section.dataset),) if path is not None),
         )
-        started = start(self.server, place)
-        readable = (packages_folder(), PROGRAM.parent, *place.readable)
+        started = start(self.server, server_place)
+        readable = (packages_folder(), PROGRAM.parent, *server_place.readable)
         return McpServer(
             self.server.name,
             "stdio",
@@ -109,6 +109,7 @@ class SelectedServer:
         )
 
     def _resolve_path(self, named: str | None) -> Path | None:
+        """Return a path of the section as absolute path; None stays None."""
         return None if named is None else (self.base / Path(named).expanduser()).absolute()
 
 
@@ -129,21 +130,26 @@ def list_parts(section: GaiaSection, base: Path, where: str) -> list[Environment
 
 
 def _make_part(tools: SelectedServer) -> EnvironmentPart:
-    server, off = tools.server, tools.off()
+    """Return the environment's entry of a selected server.
+
+    A server without a sandbox is shared by all episodes. Its tools are listed in advance unless only a start shows
+    them.
+    """
+    server, reason_off = tools.server, tools.off()
     return EnvironmentPart(
         server.name,
         start=tools.at,
         per="episode" if server.sandboxed else "shared",
         spare=0,
-        off=off,
+        off=reason_off,
         aliases=server.aliases,
         requires=server.variables,
-        tools=tools.listed() if off or server.program else (),
+        tools=tools.listed() if reason_off or server.program else (),
     )
 
 
 def prepare_packages(names: Sequence[str], say: Callable[[str], None]) -> list[str]:
-    """Install the packages of these servers. Return one sentence per failure."""
+    """Install the packages of the named servers, if missing. Return one sentence per failure."""
     return prepare(selected(names), packages_folder(), say=say)
 
 
@@ -182,6 +188,7 @@ def selected(names: str | Iterable[str] | None, *, where: str = "") -> tuple[Gai
 
 
 def _find_server(name: str, where: str) -> GaiaServer:
+    """Return the server with this name or alias. Raises UserError with similar names."""
     if name in BY_NAME:
         return BY_NAME[name]
     similar = get_close_matches(name, BY_NAME, n=3)
@@ -234,7 +241,7 @@ class ServerStart:
 
 
 def start(server: GaiaServer, place: ServerPlace) -> ServerStart:
-    """Return the start command of a server.
+    """Return the start command of a server, also for one that is off: it lists its tools and answers with the reason.
 
     Raises:
         FileNotFoundError: even the basic virtual environment is missing, with which servers that are off answer.
@@ -245,16 +252,24 @@ def start(server: GaiaServer, place: ServerPlace) -> ServerStart:
         off = f"the server {server.name} is off: its packages are not installed"
     if not off and server.npm and npm_folder(server, place.environments) is None:
         off = f"the server {server.name} is off: its package {server.npm} is not installed"
-    names = (*ALWAYS, *server.variables, *server.some_tools, *server.passed, *(PROXIES if server.network else ()))
-    environment = {name: place.variables[name] for name in names if place.variables.get(name)}
+    variable_names = (
+        *ALWAYS,
+        *server.variables,
+        *server.some_tools,
+        *server.passed,
+        *(PROXIES if server.network else ()),
+    )
+    environment = {name: place.variables[name] for name in variable_names if place.variables.get(name)}
     if server.command and not off:
-        words = {
+        placeholders = {
             "workdir": str(place.workdir),
             "packages": str(npm_folder(server, place.environments)),
             "chromium": find_program("chromium", place.variables) or "",
         }
-        return ServerStart(server, tuple(word.format(**words) for word in server.command), environment, off)
-    if python is None:
+        return ServerStart(
+            server, tuple(argument.format(**placeholders) for argument in server.command), environment, off
+        )
+    if python is None:  # the basic packages suffice for a server that is off
         python = interpreter_of(None, place.environments)
     if python is None:
         raise FileNotFoundError(f"no environment for tool servers in {place.environments}")
@@ -264,9 +279,13 @@ def start(server: GaiaServer, place: ServerPlace) -> ServerStart:
 
 
 def _build_arguments(server: GaiaServer, place: ServerPlace, off: str) -> list[str]:
+    """Return the arguments of `serve.py` for a server.
+
+    A server that is off gets only the reason. If it is a third-party program, the module `others` lists its tools.
+    """
     if off:
-        others = [word for name in server.tool_names for word in ("--tool", name)]
-        program = [server.program] if server.program else ["others", *others]
+        tool_arguments = [argument for name in server.tool_names for argument in ("--tool", name)]
+        program = [server.program] if server.program else ["others", *tool_arguments]
         return [*program, "--off", off]
     arguments = [server.program, "--root", str(place.workdir)]
     for folder in place.readable:

@@ -45,7 +45,15 @@ def prepare(servers: Iterable[GaiaServer], folder: Path, *, say: Callable[[str],
 
 
 def interpreter_of(server: GaiaServer | None, folder: Path) -> Path | None:
-    """Return the Python of a server's virtual environment, or None if missing. None as server: the basic one."""
+    """Return the Python executable of a server's virtual environment.
+
+    Args:
+        server: None for the basic virtual environment.
+        folder: folder of all virtual environments.
+
+    Returns:
+        The path, or None if the environment is not installed or the server uses no Python.
+    """
     pins = server.pins if server is not None else "base"
     if not pins:
         return None
@@ -54,36 +62,39 @@ def interpreter_of(server: GaiaServer | None, folder: Path) -> Path | None:
 
 
 def npm_folder(server: GaiaServer, folder: Path) -> Path | None:
-    """Return the folder of a server's npm package; None if missing."""
+    """Return the folder of a server's installed npm package, or None if it is not installed."""
     environment = _npm_folder(server.npm, folder)
     return environment if (environment / READY).exists() else None
 
 
 def _python_folder(pins: str, folder: Path) -> Path:
-    text = (PINS / "base.txt").read_text() + (
-        PINS / f"{pins}.txt"
-    ).read_text()  # each of the other files includes base.txt
+    """Return the folder of a virtual environment, named by the digest of its pinned versions."""
+    # Each of the other files includes base.txt, so its text counts too.
+    text = (PINS / "base.txt").read_text() + (PINS / f"{pins}.txt").read_text()
     return folder / f"{pins}-{compute_digest(text)}"
 
 
 def _npm_folder(package: str, folder: Path) -> Path:
+    """Return the folder of an npm package, named by the digest of its name and version."""
     return folder / f"npm-{hashlib.sha256(package.encode()).hexdigest()[:12]}"
 
 
 def _make_environment(pins: str, target: Path) -> list[str]:
+    """Create the virtual environment of one file of pinned versions. Return [] or [error message]."""
     return fill_environment(
         target, lambda: make_venv(target, PINS / f"{pins}.txt", f"the packages {pins} of the tool servers")
     )
 
 
 def _install_package(package: str, target: Path) -> list[str]:
+    """Install an npm package without running its install scripts. Return [] or [error message]."""
     npm = shutil.which("npm")
     if npm is None:
         return [f"{package} cannot be installed, because the program npm is not installed"]
-    words = [npm, "install", "--prefix", str(target), "--no-audit", "--no-fund", "--ignore-scripts"]
+    command = [npm, "install", "--prefix", str(target), "--no-audit", "--no-fund", "--ignore-scripts"]
 
     def install() -> str:
         target.mkdir()
-        return run_command([*words, "--fetch-retries", "1", package], package)
+        return run_command([*command, "--fetch-retries", "1", package], package)
 
     return fill_environment(target, install)

@@ -44,19 +44,25 @@ def why_off(
         reasons.append("the network is switched off for this environment")
     if not reasons:
         return ""
-    instead = "; a corpus (a set of documents to search) would replace it" if server.corpus else ""
-    return f"the server {server.name} is off: {'; '.join(reasons)}{instead}"
+    alternative = "; a corpus (a set of documents to search) would replace it" if server.corpus else ""
+    return f"the server {server.name} is off: {'; '.join(reasons)}{alternative}"
 
 
 def find_program(executable: str, variables: Mapping[str, str]) -> str | None:
-    """Return the path of a program; the variable CHROMIUM may name a browser."""
+    """Return the path of a program of this machine, or None if it is missing.
+
+    "chromium" stands for any of the CHROMIUMS, or for the path in the variable CHROMIUM.
+    """
     if executable == "chromium":
         return variables.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUMS)), None)
     return shutil.which(executable)
 
 
 def with_older_names(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables, with current names added for variables set only by AWorld's older names."""
+    """Return a copy of the variables in which BROWSERUSE_LLM_X also sets BROWSER_LLM_X, unless that has a value.
+
+    AWorld's env template uses the older prefix.
+    """
     merged = dict(variables)
     for name, value in variables.items():
         if name.startswith(OLDER):

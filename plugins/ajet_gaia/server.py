@@ -71,6 +71,7 @@ class GaiaServer:
 
 @cache
 def _list_tools(program: str) -> tuple[ToolDescription, ...]:
+    """Import a server's module and list its tools, with default settings; nothing is started."""
     from ajet_gaia.servers.settings import Settings
     from ajet_gaia.servers.tool import FunctionTool
 

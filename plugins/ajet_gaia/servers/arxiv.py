@@ -95,16 +95,18 @@ class Arxiv(ToolServer):
         return CATEGORIES
 
     def get_arxiv_capabilities(self) -> dict[str, Any]:
-        """How many papers a search answers, and in which orders."""
+        """Number of papers that a search returns, and their possible orders."""
         return {"results": RESULTS, "sort_by": ["relevance", "lastUpdatedDate", "submittedDate"]}
 
     def _query_papers(self, **parameters: Any) -> list[dict[str, Any]]:
+        """Query arXiv's Atom feed and return the papers as dictionaries. Raises ToolError without a valid feed."""
         address = os.environ.get("ARXIV_API_URL") or "https://export.arxiv.org/api/query"
         reply = query(address, self.settings, **parameters)
         try:
             entries = ElementTree.fromstring(reply.body).findall(f"{ATOM}entry")
         except ElementTree.ParseError as error:
             raise ToolError(f"arXiv answered no feed: {error}") from None
+        # arXiv reports an error as an entry with the title "Error".
         return [_read_paper(entry) for entry in entries if entry.findtext(f"{ATOM}title") != "Error"]
 
 
@@ -112,6 +114,7 @@ tools = Arxiv.tools
 
 
 def _check_id(paper_id: str) -> str:
+    """Return the arXiv id in a text such as arXiv:1706.03762 or a page's address. Raises ToolError for another text."""
     name = paper_id.strip().removeprefix("arXiv:").rsplit("/abs/", 1)[-1]
     if ID.fullmatch(name) is None:
         raise ToolError(f"{paper_id[:60]} is no id of a paper; 1706.03762 is one")
@@ -119,6 +122,8 @@ def _check_id(paper_id: str) -> str:
 
 
 def _read_paper(entry: ElementTree.Element) -> dict[str, Any]:
+    """Convert an entry of the Atom feed to a dictionary."""
+
     def text(name: str) -> str:
         return " ".join((entry.findtext(f"{ATOM}{name}") or "").split())
 
@@ -128,11 +133,12 @@ def _read_paper(entry: ElementTree.Element) -> dict[str, Any]:
         "authors": [(author.findtext(f"{ATOM}name") or "").strip() for author in entry.findall(f"{ATOM}author")],
         "published": text("published"),
         "updated": text("updated"),
-        "categories": [part.get("term", "") for part in entry.findall(f"{ATOM}category")],
+        "categories": [category.get("term", "") for category in entry.findall(f"{ATOM}category")],
         "abstract": text("summary"),
     }
 
 
 def _format_paper(paper: dict[str, Any]) -> str:
+    """Return a paper as Markdown: title, id, date, first ten authors, abstract."""
     authors = ", ".join(paper["authors"][:10])
     return f"**{paper['title']}** ({paper['id']}, {paper['published'][:10]})\n{authors}\n{paper['abstract']}"

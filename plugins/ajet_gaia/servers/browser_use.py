@@ -47,27 +47,27 @@ class Browser(ToolServer):
             from playwright.sync_api import Error, sync_playwright
         except ImportError:
             raise ToolError("this tool is off: the package playwright is not installed") from None
-        program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
-        if program is None:
+        chromium_path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+        if chromium_path is None:
             raise ToolError("this tool is off: the program chromium is not installed")
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+            browser = playwright.chromium.launch(executable_path=chromium_path, args=list(FLAGS))
             try:
                 page = browser.new_page()
                 page.set_default_timeout(10_000)
                 page.route("**/*", self._filter_request)
                 visited: list[str] = []
-                note = ""
+                failure_note = ""
                 for _ in range(max_steps):
-                    step = self._choose_action(task, page, note)
+                    step = self._choose_action(task, page, failure_note)
                     if step.get("action") == "done":
                         answer = str(step.get("answer", ""))
                         return {"answer": answer, "visited": visited} if extract_format == "json" else answer
                     try:
                         _run_action(page, step)
-                        note = ""
+                        failure_note = ""
                     except (Error, ToolError) as error:
-                        note = f"The last action failed: {str(error).splitlines()[0][:300]}"
+                        failure_note = f"The last action failed: {str(error).splitlines()[0][:300]}"
                     visited += [page.url] if page.url not in visited[-1:] else []
             finally:
                 browser.close()
@@ -78,31 +78,43 @@ class Browser(ToolServer):
         return {"actions": ["goto", "click", "type"], "most_steps": 200}
 
     def _choose_action(self, task: str, page: Any, note: str) -> dict[str, Any]:
+        """Show the page to the driving model and return its next action, a parsed JSON object.
+
+        Args:
+            note: why the last action failed, or "".
+
+        Raises:
+            ToolError: the model's reply contains no JSON object.
+        """
         title, text = readable(page.content(), page.url)
         state = f"Goal: {task}\n{note}\nAddress: {page.url}\nTitle: {title}\n\n{text[:PAGE]}"
-        answer = Model("BROWSER", self.settings).chat(
+        reply = Model("BROWSER", self.settings).chat(
             [{"role": "system", "content": ROLE}, {"role": "user", "content": state}], 0.0
         )
-        json_part = re.search(r"\{.*\}", answer, re.S)
+        json_match = re.search(r"\{.*\}", reply, re.S)
         try:
-            step = json.loads(json_part[0]) if json_part else None
+            step = json.loads(json_match[0]) if json_match else None
         except ValueError:
             step = None
         if not isinstance(step, dict):
-            raise ToolError(f"the model that drives the browser answered no action: {answer[:200]}")
+            raise ToolError(f"the model that drives the browser answered no action: {reply[:200]}")
         return step
 
     def _filter_request(self, route: Any) -> None:
+        """Let a request of the page pass, or abort one to a private network or of another scheme than http(s)."""
         target = urlsplit(route.request.url)
-        inner = target.scheme in ("data", "blob", "about")
-        allowed = target.scheme in ("http", "https") and (self.settings.private or not is_private_host(target.hostname))
-        (route.continue_ if inner or allowed else route.abort)()
+        is_embedded = target.scheme in ("data", "blob", "about")
+        is_allowed = target.scheme in ("http", "https") and (
+            self.settings.private or not is_private_host(target.hostname)
+        )
+        (route.continue_ if is_embedded or is_allowed else route.abort)()
 
 
 tools = Browser.tools
 
 
 def _run_action(page: Any, step: dict[str, Any]) -> None:
+    """Run one action of the driving model in the page. Raises ToolError for an unknown action or address."""
     action, text = step.get("action"), str(step.get("text", ""))
     if action == "goto":
         if not str(step.get("url", "")).startswith(("http://", "https://")):

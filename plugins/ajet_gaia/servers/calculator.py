@@ -66,14 +66,15 @@ def calculate(
 
 
 def _evaluate_node(node: ast.expr) -> Any:
+    """Return the value of a node of the syntax tree. Raises ToolError for anything but arithmetic."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return node.value
     if isinstance(node, ast.BinOp):
-        left, right = _evaluate_node(node.left), _evaluate_node(node.right)
+        left_value, right_value = _evaluate_node(node.left), _evaluate_node(node.right)
         if isinstance(node.op, ast.Pow):
-            return _compute_power(left, right)
+            return _compute_power(left_value, right_value)
         if type(node.op) in BINARY:
-            return _check_size(BINARY[type(node.op)](left, right))
+            return _check_size(BINARY[type(node.op)](left_value, right_value))
     if isinstance(node, ast.UnaryOp) and type(node.op) in UNARY:
         return UNARY[type(node.op)](_evaluate_node(node.operand))
     if isinstance(node, ast.Name) and node.id in CONSTANTS:
@@ -84,6 +85,7 @@ def _evaluate_node(node: ast.expr) -> Any:
 
 
 def _call_function(name: str, values: Sequence[Any]) -> Any:
+    """Call one of the known functions. Raises ToolError if it is unknown, or its value would be too large."""
     if name == "pow" and len(values) == 2:
         return _compute_power(*values)
     if name in COUNTS:
@@ -98,6 +100,10 @@ def _call_function(name: str, values: Sequence[Any]) -> Any:
 
 
 def _compute_power(base: Any, exponent: Any) -> Any:
+    """Return base ** exponent. Raises ToolError for a result that is complex or too large.
+
+    The size is estimated before the computation, which could otherwise fill memory.
+    """
     is_integer = isinstance(base, int) and isinstance(exponent, int) and exponent > 0
     if is_integer and base.bit_length() * exponent > MAX_BITS:
         raise ToolError("the power is too large")
@@ -108,6 +114,7 @@ def _compute_power(base: Any, exponent: Any) -> Any:
 
 
 def _check_size(value: Any) -> Any:
+    """Return the value. Raises ToolError for an integer of more than MAX_BITS bits."""
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise ToolError("the number is too large")
     return value

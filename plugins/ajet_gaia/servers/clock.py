@@ -36,11 +36,14 @@ def convert_time(
     now = datetime.now(_find_zone(source_timezone))
     source = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
     target = source.astimezone(_find_zone(target_timezone))
-    hours = ((target.utcoffset() or source - source) - (source.utcoffset() or source - source)).total_seconds() / 3600
+    # utcoffset() may be None by its type; `source - source` is a zero duration.
+    hour_difference = (
+        (target.utcoffset() or source - source) - (source.utcoffset() or source - source)
+    ).total_seconds() / 3600
     return {
         "source": _describe_moment(source, source_timezone),
         "target": _describe_moment(target, target_timezone),
-        "time_difference": f"{hours:+g}h",
+        "time_difference": f"{hour_difference:+g}h",
     }
 
 
@@ -49,6 +52,7 @@ def tools(settings: Settings) -> list[Function]:
 
 
 def _find_zone(name: str) -> ZoneInfo:
+    """Return the time zone of an IANA name. Raises ToolError for an unknown name."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -56,6 +60,7 @@ def _find_zone(name: str) -> ZoneInfo:
 
 
 def _describe_moment(moment: datetime, zone: str) -> dict[str, Any]:
+    """Return a time as a tool's answer: zone, ISO time, day of the week, daylight saving time."""
     return {
         "timezone": zone,
         "datetime": moment.isoformat(timespec="seconds"),

@@ -45,6 +45,7 @@ class CorpusSearch(ToolServer):
         return f"{name}\n{piece}" + (f"\n[{remaining} more characters]" if remaining > 0 else "")
 
     def _require_corpus(self) -> Corpus:
+        """Return the corpus. Raises ToolError if none is configured."""
         if self.corpus is None:
             raise ToolError("no corpus is configured")
         return self.corpus

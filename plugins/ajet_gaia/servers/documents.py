@@ -33,8 +33,8 @@ def checked_archive(data: bytes) -> io.BytesIO:
             members = archive.infolist()
     except zipfile.BadZipFile as error:
         raise ToolError(f"no Office file: {error}") from None
-    xml = sum(member.file_size for member in members if member.filename.endswith((".xml", ".rels", ".vml")))
-    if xml > MAX_XML or sum(member.file_size for member in members) > MAX_UNPACKED or len(members) > MAX_MEMBERS:
+    xml_bytes = sum(member.file_size for member in members if member.filename.endswith((".xml", ".rels", ".vml")))
+    if xml_bytes > MAX_XML or sum(member.file_size for member in members) > MAX_UNPACKED or len(members) > MAX_MEMBERS:
         raise ToolError("the file unpacks to too much: it is refused")
     return io.BytesIO(data)
 
@@ -68,6 +68,7 @@ class BoundedFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Read into the buffer within the limit, and note at the limit whether more bytes follow."""
         data = self._file.read(min(len(buffer), self._bytes_left))
         if not data and self._bytes_left == 0:
             self.cut = bool(self._file.read(1))
@@ -77,7 +78,12 @@ class BoundedFile(io.RawIOBase):
 
 
 def format_document(text: str, kind: Format, about: Mapping[str, Any]) -> str:
-    """Return a document's text in the requested format; `about` holds further facts."""
+    """Return a document's text in the requested format.
+
+    Args:
+        about: facts such as the number of rows: further fields in JSON, lines below the text in Markdown and text, left
+            out in HTML.
+    """
     if kind == "json":
         return json.dumps({"content": text, **about}, ensure_ascii=False, default=str)
     if kind == "html":
@@ -89,7 +95,7 @@ def format_document(text: str, kind: Format, about: Mapping[str, Any]) -> str:
 
 
 def format_table(rows: Rows, kind: Format = "markdown") -> str:
-    """Return rows as a Markdown table, with the first row as head."""
+    """Return rows as a table in HTML, tab-separated text or Markdown, with the first row as head in Markdown."""
     if kind == "html":
         cells = ("".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows)
         return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
@@ -102,8 +108,10 @@ def format_table(rows: Rows, kind: Format = "markdown") -> str:
 
 
 def _escape_cell(value: Any) -> str:
+    """Return a cell's text for a Markdown table, where bars and line breaks have a meaning."""
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def _format_value(value: Any) -> str:
+    """Return a text as it is, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

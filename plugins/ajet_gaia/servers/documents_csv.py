@@ -43,29 +43,29 @@ class CsvDocuments(ToolServer):
     ) -> str:
         """Rows of a CSV or TSV file, with statistics of its columns."""
         with self.folder.read(file_path) as file:
-            start = file.read(HEAD)
+            first_bytes = file.read(HEAD)
             file.seek(0)
             bounded = BoundedFile(file, MAX_FILE)
             text = io.TextIOWrapper(
                 io.BufferedReader(bounded),
-                encoding_of(start, encoding, is_complete=len(start) < HEAD),
+                encoding_of(first_bytes, encoding, is_complete=len(first_bytes) < HEAD),
                 errors="replace",
                 newline="",
             )
-            rows, more = _read_rows(text, delimiter or _find_delimiter(start), max_rows)
+            rows, has_more_rows = _read_rows(text, delimiter or _find_delimiter(first_bytes), max_rows)
         head, body = (rows[0], rows[1:]) if rows else ([], [])
-        about: dict[str, Any] = {"row_count": len(body), "column_count": len(head)}
-        if more or bounded.cut:
-            about["note"] = f"only the first {len(body)} rows were read"
+        facts: dict[str, Any] = {"row_count": len(body), "column_count": len(head)}
+        if has_more_rows or bounded.cut:
+            facts["note"] = f"only the first {len(body)} rows were read"
         if include_statistics:
-            about["statistics"] = {name: _summarize_column(column) for name, column in _list_columns(head, body)}
+            facts["statistics"] = {name: _summarize_column(column) for name, column in _list_columns(head, body)}
         if generate_visualizations:
-            about["bars"] = {name: _draw_bars(column) for name, column in _list_columns(head, body)}
+            facts["bars"] = {name: _draw_bars(column) for name, column in _list_columns(head, body)}
         if output_format == "json":
-            return json.dumps({"header": head, "rows": body, **about}, ensure_ascii=False)
+            return json.dumps({"header": head, "rows": body, **facts}, ensure_ascii=False)
         if output_format == "html":
             return format_table(rows, "html")
-        return format_document(format_table(rows, output_format), output_format, about)
+        return format_document(format_table(rows, output_format), output_format, facts)
 
     def list_supported_formats(self) -> list[str]:
         """Kinds of files read by this server."""
@@ -76,6 +76,11 @@ tools = CsvDocuments.tools
 
 
 def _read_rows(text: io.TextIOWrapper, delimiter: str, limit: int) -> tuple[list[list[str]], bool]:
+    """Read the header and at most `limit` rows. Return (rows with the header, True if more rows follow).
+
+    Raises:
+        ToolError: the delimiter, a line or a cell cannot be used.
+    """
     if len(delimiter) != 1:
         raise ToolError("a delimiter is one character")
     csv.field_size_limit(MAX_CELL)
@@ -93,24 +98,28 @@ def _read_rows(text: io.TextIOWrapper, delimiter: str, limit: int) -> tuple[list
 
 
 def _read_lines(text: io.TextIOWrapper) -> Iterator[str]:
-    number = 0
+    """Yield the lines of a file. Raises ToolError for a line longer than MAX_LINE, which could fill memory."""
+    line_number = 0
     while line := text.readline(MAX_LINE):
-        number += 1
+        line_number += 1
         if len(line) == MAX_LINE:
-            raise ToolError(f"line {number} has more than {MAX_LINE} characters")
+            raise ToolError(f"line {line_number} has more than {MAX_LINE} characters")
         yield line
 
 
 def _find_delimiter(start: bytes) -> str:
+    """Return the most frequent of the usual delimiters in the first line."""
     line = start.split(b"\n", 1)[0].decode("utf-8", "replace")
     return max(",\t;|", key=line.count)
 
 
 def _list_columns(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[tuple[str, list[str]]]:
+    """Return (name, cells) of the first 100 columns. Rows shorter than the header lack cells."""
     return [(name, [row[index] for row in body if index < len(row)]) for index, name in enumerate(head[:100])]
 
 
 def _summarize_column(column: Sequence[str]) -> dict[str, Any]:
+    """Return statistics of a column, with minimum, mean and so on if all its filled cells are numbers."""
     filled = [cell for cell in column if cell.strip()]
     stats: dict[str, Any] = {"filled": len(filled), "distinct": len(set(filled))}
     numbers = [number for cell in filled if (number := _parse_number(cell)) is not None]
@@ -121,6 +130,7 @@ def _summarize_column(column: Sequence[str]) -> dict[str, Any]:
 
 
 def _parse_number(cell: str) -> float | None:
+    """Return a cell's number, written with or without commas between thousands; None for other text."""
     try:
         return float(cell.replace(",", ""))
     except ValueError:
@@ -128,5 +138,6 @@ def _parse_number(cell: str) -> float | None:
 
 
 def _draw_bars(column: Sequence[str]) -> list[str]:
+    """Return the ten most frequent values of a column, each with a bar of its count."""
     most_common = Counter(column).most_common(10)
     return [f"{value[:30]} {'#' * max(1, BAR * count // most_common[0][1])} {count}" for value, count in most_common]

@@ -42,27 +42,33 @@ class WordDocuments(ToolServer):
                     parts.append(format_table([[cell.text for cell in row.cells] for row in block.rows]))
             elif block.text.strip():
                 parts.append(_format_paragraph(block, headings))
-        about: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         if extract_headers_footers:
             sections = [(section.header, section.footer) for section in document.sections]
-            both = [text for pair in sections for end in pair if (text := "\n".join(p.text for p in end.paragraphs))]
-            about["headers and footers"] = list(dict.fromkeys(both))
+            margin_texts = [
+                text
+                for header_and_footer in sections
+                for margin in header_and_footer
+                if (text := "\n".join(paragraph.text for paragraph in margin.paragraphs))
+            ]
+            facts["headers and footers"] = list(dict.fromkeys(margin_texts))
         if include_structure:
-            about["structure"] = headings
+            facts["structure"] = headings
         if extract_images:
-            about["images"] = self._write_images(file_path, document.part.package.iter_parts())
-        return format_document("\n\n".join(parts), output_format, about)
+            facts["images"] = self._write_images(file_path, document.part.package.iter_parts())
+        return format_document("\n\n".join(parts), output_format, facts)
 
     def list_supported_formats(self) -> list[str]:
         """Kinds of files read by this server."""
         return [".docx"]
 
     def _write_images(self, file_path: str, parts: Any) -> list[str]:
-        images = [part for part in parts if part.content_type.startswith("image/")][:MAX_IMAGES]
+        """Write the document's pictures into a folder beside the file, and return their paths."""
+        images = [image for image in parts if image.content_type.startswith("image/")][:MAX_IMAGES]
         written = []
-        for part in images:
-            path = f"{PurePosixPath(file_path).stem}_images/{PurePosixPath(str(part.partname)).name}"
-            self.folder.write(path, part.blob)
+        for image in images:
+            path = f"{PurePosixPath(file_path).stem}_images/{PurePosixPath(str(image.partname)).name}"
+            self.folder.write(path, image.blob)
             written.append(path)
         return written
 
@@ -71,6 +77,10 @@ tools = WordDocuments.tools
 
 
 def _format_paragraph(paragraph: Any, headings: list[str]) -> str:
+    """Return a paragraph as Markdown: heading, list item or text.
+
+    The text of a heading is appended to `headings`, indented by its level.
+    """
     style = paragraph.style.name if paragraph.style is not None else ""
     text: str = paragraph.text.strip()
     if style == "Title" or style.startswith("Heading"):

@@ -29,22 +29,23 @@ class PdfDocuments(ToolServer):
 
         try:
             reader = PdfReader(io.BytesIO(self.folder.read_bytes(file_path, MAX_FILE)))
+            # Many encrypted files have an empty password and only forbid changes.
             if reader.is_encrypted and not reader.decrypt(""):
                 raise ToolError("the file is encrypted with a password")
-            parts: list[str] = []
+            page_texts: list[str] = []
             size = 0
-            for number, page in enumerate(reader.pages, start=1):
+            for page_number, page in enumerate(reader.pages, start=1):
                 text = page.extract_text().strip()
-                parts.append(f"--- page {number} ---\n\n{text}" if paginate else text)
+                page_texts.append(f"--- page {page_number} ---\n\n{text}" if paginate else text)
                 size += len(text)
                 if size > self.settings.max_bytes:
-                    parts.append(f"[cut after page {number} of {len(reader.pages)}]")
+                    page_texts.append(f"[cut after page {page_number} of {len(reader.pages)}]")
                     break
         except PyPdfError as error:
             raise ToolError(f"no readable PDF: {error}") from None
         if not size:
             raise ToolError("the file has no text; its pages may be pictures")
-        return "\n\n".join(part for part in parts if part)
+        return "\n\n".join(page_text for page_text in page_texts if page_text)
 
 
 tools = PdfDocuments.tools

@@ -38,10 +38,10 @@ class Slides(ToolServer):
         parts: list[str] = []
         titles: list[str] = []
         images: list[str] = []
-        for number, slide in enumerate(slides, start=1):
+        for slide_number, slide in enumerate(slides, start=1):
             title = slide.shapes.title.text.strip() if slide.shapes.title is not None else ""
-            titles.append(f"{number}. {title}")
-            parts.append(f"## Slide {number}{': ' + title if title else ''}")
+            titles.append(f"{slide_number}. {title}")
+            parts.append(f"## Slide {slide_number}{': ' + title if title else ''}")
             for shape in _walk_shapes(slide.shapes, MAX_DEPTH):
                 if slide.shapes.title is not None and shape.shape_id == slide.shapes.title.shape_id:
                     continue
@@ -50,18 +50,19 @@ class Slides(ToolServer):
                 elif getattr(shape, "has_text_frame", False) and shape.text_frame.text.strip():
                     parts.append(shape.text_frame.text.strip())
                 elif extract_images and hasattr(shape, "image") and len(images) < MAX_IMAGES:
-                    images.append(self._write_image(file_path, number, len(images), shape.image))
+                    images.append(self._write_image(file_path, slide_number, len(images), shape.image))
             if extract_notes and slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
                 notes = slide.notes_slide.notes_text_frame.text.strip()
                 parts += [f"Notes: {notes}"] if notes else []
-        about: dict[str, Any] = {"structure": titles if include_structure else [], "images": images}
-        return format_document("\n\n".join(parts), output_format, about)
+        facts: dict[str, Any] = {"structure": titles if include_structure else [], "images": images}
+        return format_document("\n\n".join(parts), output_format, facts)
 
     def list_supported_formats(self) -> list[str]:
         """Kinds of files read by this server."""
         return [".pptx"]
 
     def _write_image(self, file_path: str, slide: int, number: int, image: Any) -> str:
+        """Write a slide's picture into a folder beside the file, and return its path."""
         path = f"{PurePosixPath(file_path).stem}_images/slide{slide}_{number}.{image.ext}"
         self.folder.write(path, image.blob)
         return path
@@ -71,6 +72,7 @@ tools = Slides.tools
 
 
 def _walk_shapes(shapes: Iterable[Any], depth: int) -> Iterable[Any]:
+    """Yield all shapes, with those inside groups in place of their group, down to `depth` levels."""
     for shape in shapes:
         if depth and hasattr(shape, "shapes"):
             yield from _walk_shapes(shape.shapes, depth - 1)

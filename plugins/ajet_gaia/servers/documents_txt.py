@@ -29,9 +29,10 @@ class TextDocuments(ToolServer):
     ) -> str:
         """Content of a text file, decoded."""
         with self.folder.read(file_path) as file:
-            data = file.read(self.settings.max_bytes * 4)
+            data = file.read(self.settings.max_bytes * 4)  # a character has at most four bytes
             size = file.seek(0, 2)
         guessed = encoding_of(data, encoding, is_complete=len(data) == size)
+        # Zero bytes mark a binary file, except in UTF-16.
         if not encoding and guessed != "utf-16" and b"\0" in data[:8192]:
             raise ToolError("this is no text file")
         text = data.decode(guessed, "replace")

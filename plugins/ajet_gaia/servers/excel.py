@@ -37,10 +37,11 @@ class Excel(WorkbookServer):
         right, bottom = max(sheet.max_column, left), max(sheet.max_row, top)
         if end_cell:
             _, _, right, bottom = box(start_cell, end_cell)
-        last = min(bottom, top + PREVIEW - 1 if preview_only else bottom, top + MAX_CELLS // (right - left + 1))
-        borders = (left, top, right, last)
+        # The range ends before MAX_CELLS cells; rows beyond are reported as left out.
+        last_row = min(bottom, top + PREVIEW - 1 if preview_only else bottom, top + MAX_CELLS // (right - left + 1))
+        borders = (left, top, right, last_row)
         rows = [[cell.value for cell in row] for row in cells(sheet, borders)]
-        return {"sheet": sheet_name, "range": coordinates(borders), "rows": rows, "rows_left_out": bottom - last}
+        return {"sheet": sheet_name, "range": coordinates(borders), "rows": rows, "rows_left_out": bottom - last_row}
 
     def write_data_to_excel(
         self, filepath: str, sheet_name: str, data: list[list[Value]], start_cell: Cell = "A1"
@@ -48,9 +49,9 @@ class Excel(WorkbookServer):
         """Write rows of values, from a cell on."""
         left, top, _, _ = box(start_cell)
         with self._change_sheet(filepath, sheet_name) as sheet:
-            for down, row in enumerate(data):
-                for right, value in enumerate(row):
-                    sheet.cell(top + down, left + right, value)
+            for row_offset, row in enumerate(data):
+                for column_offset, value in enumerate(row):
+                    sheet.cell(top + row_offset, left + column_offset, value)
         return f"{len(data)} rows are written"
 
     def apply_formula(self, filepath: str, sheet_name: str, cell: Cell, formula: str) -> str:
@@ -101,16 +102,16 @@ class Excel(WorkbookServer):
         side = Side(style=border_style or None, color=_check_color(border_color))
         with self._change_sheet(filepath, sheet_name) as sheet:
             for row in cells(sheet, borders):
-                for each in row:
-                    each.font = font
+                for cell in row:
+                    cell.font = font
                     if bg_color:
-                        each.fill = PatternFill("solid", fgColor=_check_color(bg_color))
+                        cell.fill = PatternFill("solid", fgColor=_check_color(bg_color))
                     if border_style:
-                        each.border = Border(left=side, right=side, top=side, bottom=side)
+                        cell.border = Border(left=side, right=side, top=side, bottom=side)
                     if alignment or wrap_text:
-                        each.alignment = Alignment(horizontal=alignment or None, wrap_text=wrap_text)
+                        cell.alignment = Alignment(horizontal=alignment or None, wrap_text=wrap_text)
                     if number_format:
-                        each.number_format = number_format
+                        cell.number_format = number_format
             if merge_cells:
                 sheet.merge_cells(coordinates(borders))
         return f"{coordinates(borders)} is formatted"
@@ -150,7 +151,7 @@ class Excel(WorkbookServer):
         return f"{old_name} is now {new_name}"
 
     def get_workbook_metadata(self, filepath: str, include_ranges: bool = False) -> dict[str, Any]:
-        """Sheets of a workbook, and how large they are."""
+        """Sheets of a workbook, with their used ranges if requested."""
         workbook = self._open_workbook(filepath)
         metadata: dict[str, Any] = {"file": filepath, "sheets": workbook.sheetnames}
         if include_ranges:
@@ -194,7 +195,7 @@ class Excel(WorkbookServer):
                 chart.add_data(values, titles_from_data=True)
                 chart.set_categories(labels)
             sheet.add_chart(chart, target_cell)
-        return f"the chart stands at {target_cell}"
+        return f"the chart is at {target_cell}"
 
     def create_pivot_table(
         self,
@@ -250,7 +251,7 @@ class Excel(WorkbookServer):
             if cells_name not in {str(merged) for merged in sheet.merged_cells.ranges}:
                 raise ToolError(f"{cells_name} is not merged")
             sheet.unmerge_cells(cells_name)
-        return f"{cells_name} is parted"
+        return f"{cells_name} is unmerged"
 
     def get_merged_cells(self, filepath: str, sheet_name: str) -> list[str]:
         """Merged ranges of a sheet, as A1:B2."""
@@ -275,9 +276,9 @@ class Excel(WorkbookServer):
                 [(cell.value, copy.copy(cell._style)) for cell in row]
                 for row in cells(sheet_of(workbook, sheet_name), borders)
             ]
-            for down, row in enumerate(source):
-                for right, (value, style) in enumerate(row):
-                    cell = target.cell(top + down, left + right)
+            for row_offset, row in enumerate(source):
+                for column_offset, (value, style) in enumerate(row):
+                    cell = target.cell(top + row_offset, left + column_offset)
                     cell.value, cell._style = value, style
         return f"{coordinates(borders)} is copied"
 
@@ -293,14 +294,14 @@ class Excel(WorkbookServer):
         left, top, right, bottom = borders = box(start_cell, end_cell)
         with self._change_sheet(filepath, sheet_name) as sheet:
             for row in cells(sheet, borders):
-                for each in row:
-                    each.value = None
+                for cell in row:
+                    cell.value = None
             if shift_direction == "up" and sheet.max_row > bottom:
-                moved = coordinates((left, bottom + 1, right, sheet.max_row))
-                sheet.move_range(moved, rows=top - bottom - 1)
+                moved_range = coordinates((left, bottom + 1, right, sheet.max_row))
+                sheet.move_range(moved_range, rows=top - bottom - 1)
             elif shift_direction == "left" and sheet.max_column > right:
-                moved = coordinates((right + 1, top, sheet.max_column, bottom))
-                sheet.move_range(moved, cols=left - right - 1)
+                moved_range = coordinates((right + 1, top, sheet.max_column, bottom))
+                sheet.move_range(moved_range, cols=left - right - 1)
         return f"{coordinates(borders)} is removed"
 
     def validate_excel_range(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: str = "") -> str:
@@ -309,11 +310,11 @@ class Excel(WorkbookServer):
         sheet = self._open_sheet(filepath, sheet_name)
         filled = borders[0] <= sheet.max_column and borders[1] <= sheet.max_row
         return f"{coordinates(borders)} is a range; data of the sheet: {sheet.dimensions}" + (
-            "" if filled else "; nothing stands in it"
+            "" if filled else "; the range is empty"
         )
 
     def get_data_validation_info(self, filepath: str, sheet_name: str) -> list[dict[str, Any]]:
-        """Rules for what may be entered where."""
+        """Data validation rules of a sheet: which values its cells accept."""
         sheet = self._open_sheet(filepath, sheet_name)
         return [
             {"range": str(rule.sqref), "type": rule.type, "operator": rule.operator, "formula": rule.formula1}
@@ -345,6 +346,7 @@ class Excel(WorkbookServer):
         return self._shift_cells(filepath, sheet_name, "delete_cols", start_col, count)
 
     def _shift_cells(self, filepath: str, sheet_name: str, method: str, start: int, count: int) -> str:
+        """Call openpyxl's method that inserts or deletes rows or columns, counted from 1."""
         if start < 1:
             raise ToolError("rows and columns are counted from 1")
         with self._change_sheet(filepath, sheet_name) as sheet:
@@ -356,6 +358,7 @@ tools = Excel.tools
 
 
 def _check_sheet_name(workbook: Any, name: str) -> None:
+    """Raise ToolError if a sheet has this name already, or if Excel does not accept the name."""
     if name in workbook.sheetnames:
         raise ToolError(f"there is a sheet {name} already")
     if not 0 < len(name) <= 31 or set(name) & set("[]:*?/\\"):
@@ -363,19 +366,21 @@ def _check_sheet_name(workbook: Any, name: str) -> None:
 
 
 def _check_color(text: str) -> str | None:
-    if text and not (len(text.lstrip("#")) in (6, 8) and all(each in "0123456789abcdefABCDEF#" for each in text)):
+    """Return a colour without its #, or None for an empty text. Raises ToolError unless it is 6 or 8 hex digits."""
+    if text and not (len(text.lstrip("#")) in (6, 8) and all(digit in "0123456789abcdefABCDEF#" for digit in text)):
         raise ToolError(f"{text} is no colour; FF0000 is one")
     return text.lstrip("#") or None
 
 
 def _check_formula(formula: str) -> None:
+    """Raise ToolError if a formula is empty, cannot be split into tokens, or leaves a bracket open."""
     from openpyxl.formula import Tokenizer
     from openpyxl.formula.tokenizer import TokenizerError
 
     try:
-        parsed = Tokenizer(f"={formula.lstrip('=')}").items
+        tokens = Tokenizer(f"={formula.lstrip('=')}").items
     except (TokenizerError, IndexError) as error:
         raise ToolError(f"the formula is not well formed: {error}") from None
-    unclosed = sum(token.subtype == "OPEN" for token in parsed) - sum(token.subtype == "CLOSE" for token in parsed)
-    if unclosed or not parsed:
+    unclosed = sum(token.subtype == "OPEN" for token in tokens) - sum(token.subtype == "CLOSE" for token in tokens)
+    if unclosed or not tokens:
         raise ToolError("the formula is empty, or a bracket is not closed")

@@ -83,15 +83,15 @@ class Files(ToolServer):
 
     def edit_file(self, path: FilePath, edits: list[Edit], dryRun: bool = False) -> str:
         """Replace texts in a file, each found once, or everywhere with `all`; answers the difference."""
-        before = after = self._read_text(path)
+        old_text = new_text = self._read_text(path)
         for edit in edits:
-            occurrences = after.count(edit["oldText"]) if edit["oldText"] else 0
+            occurrences = new_text.count(edit["oldText"]) if edit["oldText"] else 0
             if not occurrences or (occurrences > 1 and not edit.get("all")):
                 raise ToolError(f"found {occurrences} times: {edit['oldText'][:200]!r}")
-            after = after.replace(edit["oldText"], edit["newText"])
+            new_text = new_text.replace(edit["oldText"], edit["newText"])
         if not dryRun:
-            self.folder.write(path, after.encode("utf-8", "replace"))
-        return "\n".join(unified_diff(before.splitlines(), after.splitlines(), path, path, lineterm=""))
+            self.folder.write(path, new_text.encode("utf-8", "replace"))
+        return "\n".join(unified_diff(old_text.splitlines(), new_text.splitlines(), path, path, lineterm=""))
 
     def create_directory(self, path: DirectoryPath) -> str:
         """Make a directory, with those above it."""
@@ -110,7 +110,7 @@ class Files(ToolServer):
         return "\n".join(f"{_format_entry(entry)} {entry.size}" for entry in entries) or "[empty]"
 
     def directory_tree(self, path: DirectoryPath, excludePatterns: list[str] | None = None) -> str:
-        """All that is below a directory, a path a line."""
+        """All paths below a directory, one per line."""
         return self._list_matches(path, "*", excludePatterns or [])
 
     def move_file(self, source: FilePath, destination: FilePath) -> str:
@@ -133,7 +133,7 @@ class Files(ToolServer):
         pattern: Annotated[str, Field(description="of the name or path, as *.txt")],
         excludePatterns: list[str] | None = None,
     ) -> str:
-        """Paths below a directory that a pattern fits."""
+        """Paths below a directory that match a pattern."""
         return self._list_matches(path, pattern, excludePatterns or [])
 
     def get_file_info(self, path: FilePath) -> dict[str, Any]:
@@ -147,19 +147,27 @@ class Files(ToolServer):
         return [str(root) for root in (self.folder.root, *self.folder.readable)]
 
     def _read_text(self, path: str) -> str:
+        """Return a file's text; invalid UTF-8 is replaced. Raises ToolError for a file larger than MAX_TEXT."""
         return self.folder.read_bytes(path, MAX_TEXT).decode("utf-8", "replace")
 
     def _list_matches(self, path: str, pattern: str, excluded: list[str]) -> str:
+        """Return the paths below a directory that match a pattern, one per line, at most MAX_FOUND."""
         matches: list[str] = []
-        for below, entry in self._walk_entries(path, "", excluded):
-            if _matches_any(below, [pattern]):
+        for relative_path, entry in self._walk_entries(path, "", excluded):
+            if _matches_any(relative_path, [pattern]):
                 if len(matches) == MAX_FOUND:
                     matches.append(f"[more than {MAX_FOUND}: the rest is left out]")
                     break
-                matches.append(f"{below}/" if entry.kind == "directory" else below)
+                matches.append(f"{relative_path}/" if entry.kind == "directory" else relative_path)
         return "\n".join(matches) or "[none]"
 
     def _walk_entries(self, path: str, below: str, excluded: list[str], depth: int = 0) -> Iterator[tuple[str, Entry]]:
+        """Yield (path relative to `path`, entry) of everything below a directory, at most 50 levels deep.
+
+        Args:
+            below: the relative path at which the walk continues.
+            excluded: patterns; a matching directory is not entered.
+        """
         for entry in self.folder.entries(os.path.join(path, below)):
             name = os.path.join(below, entry.name)
             if _matches_any(name, excluded):
@@ -173,10 +181,12 @@ tools = Files.tools
 
 
 def _format_entry(entry: Entry) -> str:
-    word = {"directory": "[DIR]", "file": "[FILE]", "link": "[LINK]"}.get(entry.kind, "[OTHER]")
-    return f"{word} {entry.name}"
+    """Return a name with its kind in brackets, as the reference file server does."""
+    kind_label = {"directory": "[DIR]", "file": "[FILE]", "link": "[LINK]"}.get(entry.kind, "[OTHER]")
+    return f"{kind_label} {entry.name}"
 
 
 def _matches_any(path: str, patterns: list[str]) -> bool:
+    """Return True if the path, or its last component, matches one of the patterns."""
     name = path.rsplit("/", 1)[-1]
     return any(fnmatch.fnmatch(path, pattern) or fnmatch.fnmatch(name, pattern) for pattern in patterns)

@@ -45,8 +45,15 @@ class Folder:
         self.readable = tuple(Path(os.path.abspath(folder)) for folder in settings.readable)
 
     def parts(self, path: str, *, write: bool = False) -> tuple[Path, tuple[str, ...]]:
-        """Return the root folder of a path and the components below the root; relative paths start at the working
-        folder."""
+        """Split a path into its root folder and the components below it, without touching the file system.
+
+        Args:
+            path: absolute, or relative to the working folder; "~" is the home folder.
+            write: True to allow only the working folder, not the other readable folders.
+
+        Raises:
+            ToolError: the path lies outside of the allowed folders.
+        """
         if "\0" in path:
             raise ToolError("a path has no zero bytes")
         full_path = os.path.normpath(os.path.join(self.root, os.path.expanduser(path) if path == "~" else path))
@@ -65,14 +72,24 @@ class Folder:
 
     @contextmanager
     def directory(self, path: str, *, write: bool = False, create: bool = False) -> Iterator[int]:
-        """Return a descriptor of a directory; if requested, create the directory with its parents."""
+        """Open a directory and yield its descriptor within the block.
+
+        Args:
+            write: True to allow only the working folder.
+            create: True to create the directory and its parents.
+        """
         root, parts = self.parts(path, write=write)
         with _walk_path(root, parts, path, create=create) as descriptor:
             yield descriptor
 
     @contextmanager
     def parent(self, path: str, *, write: bool = True, create: bool = False) -> Iterator[tuple[int, str]]:
-        """Return a descriptor of a path's directory, and the name in the directory."""
+        """Open the directory of a path, and yield (its descriptor, last component of the path) within the block.
+
+        Args:
+            write: True to allow only the working folder.
+            create: True to create the directory and its parents.
+        """
         root, parts = self.parts(path, write=write)
         if not parts:
             raise ToolError(f"{path} is the folder itself")
@@ -80,7 +97,7 @@ class Folder:
             yield descriptor, parts[-1]
 
     def read(self, path: str) -> BinaryIO:
-        """Open a regular file for reading."""
+        """Open a regular file for reading in binary mode. Raises ToolError if it is missing or no regular file."""
         return os.fdopen(self._open_file(path, os.O_RDONLY), "rb")
 
     def read_bytes(self, path: str, limit: int) -> bytes:
@@ -123,12 +140,24 @@ class Folder:
                 raise ToolError(f"there is no {path}") from None
 
     def _stat_entry(self, descriptor: int, name: str) -> Entry:
+        """Return kind and metadata of a name in an open directory; a symbolic link is not followed."""
         status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
         kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISLNK, "link"))
-        kind = next((word for holds, word in kinds if holds(status.st_mode)), "other")
+        kind = next((kind_name for is_kind, kind_name in kinds if is_kind(status.st_mode)), "other")
         return Entry(name, kind, status.st_size, status.st_mtime, status.st_mode)
 
     def _open_file(self, path: str, flags: int, *, create: bool = False) -> int:
+        """Open a regular file by its path and return the descriptor.
+
+        `O_NONBLOCK` keeps the open call from waiting for the other end of a pipe, before the kind of file is checked.
+
+        Args:
+            flags: flags of os.open; with O_WRONLY only the working folder is allowed.
+            create: True to create the parent directories.
+
+        Raises:
+            ToolError: the file cannot be opened, or is no regular file.
+        """
         write = bool(flags & os.O_WRONLY)
         with self.parent(path, write=write, create=create) as (descriptor, name):
             try:
@@ -146,24 +175,31 @@ class Folder:
 
 @contextmanager
 def _walk_path(root: Path, parts: Sequence[str], path: str, *, create: bool) -> Iterator[int]:
+    """Open a directory component by component, without following links, and yield its descriptor.
+
+    Args:
+        path: the path as the caller wrote it, for errors.
+        create: True to create missing directories.
+    """
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for part in parts:
+        for component in parts:
             if create:
                 with suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=descriptor)
+                    os.mkdir(component, dir_fd=descriptor)
             try:
-                deeper = os.open(part, DIRECTORY, dir_fd=descriptor)
+                child = os.open(component, DIRECTORY, dir_fd=descriptor)
             except OSError as error:
                 raise ToolError(_explain_error(error, path)) from None
             os.close(descriptor)
-            descriptor = deeper
+            descriptor = child
         yield descriptor
     finally:
         os.close(descriptor)
 
 
 def _explain_error(error: OSError, path: str) -> str:
+    """Return an error of the operating system as a sentence about the path."""
     if error.errno == errno.ELOOP:
         return f"{path} is {LINK}"
     if error.errno == errno.ENOTDIR:

@@ -95,34 +95,41 @@ class Repositories(ToolServer):
         not_contains: str = "",
     ) -> str:
         """Names of the repository's branches."""
-        which: list[str] = {"local": [], "remote": ["--remotes"], "all": ["--all"]}[branch_type]
+        selection: list[str] = {"local": [], "remote": ["--remotes"], "all": ["--all"]}[branch_type]
         options = [f"--contains={_check_revision(contains)}"] if contains else []
         options += [f"--no-contains={_check_revision(not_contains)}"] if not_contains else []
-        return self._run_git(repo_path, "branch", *which, *options)
+        return self._run_git(repo_path, "branch", *selection, *options)
 
     def _run_git(self, repo_path: str, *arguments: str) -> str:
+        """Run a git command in a repository below the working folder, and return its output.
+
+        Raises:
+            ToolError: git failed (with its error output) or exceeded the time limit.
+        """
         if any("\0" in argument for argument in arguments):
             raise ToolError("an argument has no zero bytes")
         with self.folder.directory(repo_path, write=True):
             root, parts = self.folder.parts(repo_path, write=True)
-            done = run(
+            finished = run(
                 ["git", "--no-pager", *ALWAYS, *arguments],
                 folder=root.joinpath(*parts),
                 timeout=self.settings.timeout,
                 limit=self.settings.max_bytes,
+                # Without the ceiling git would use a repository above the working folder.
                 more={**QUIET, "GIT_CEILING_DIRECTORIES": str(root.parent)},
             )
-        if done.code is None:
-            raise ToolError("its time was over")
-        if done.code:
-            raise ToolError((done.errors or done.output).strip() or f"git ended with {done.code}")
-        return done.output.strip()
+        if finished.code is None:
+            raise ToolError("git exceeded its time limit")
+        if finished.code:
+            raise ToolError((finished.errors or finished.output).strip() or f"git ended with {finished.code}")
+        return finished.output.strip()
 
 
 tools = Repositories.tools
 
 
-def _check_revision(given: str) -> str:
-    if not given or given.startswith("-"):
-        raise ToolError(f"{given[:60]!r} names no branch or commit")
-    return given
+def _check_revision(revision: str) -> str:
+    """Return the name of a branch or commit. Raises ToolError for one that git would read as an option."""
+    if not revision or revision.startswith("-"):
+        raise ToolError(f"{revision[:60]!r} names no branch or commit")
+    return revision

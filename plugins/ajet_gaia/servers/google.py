@@ -49,10 +49,14 @@ class GoogleSearch(ToolServer):
     def _find_results(
         self, words: str, limit: int, *, safe_search: bool = True, language: str = "", country: str = ""
     ) -> list[dict[str, str]]:
-        """Return the results for a query."""
+        """Search the corpus, or Google if there is no corpus, and return {title, url, snippet} of each result.
+
+        Raises:
+            ToolError: the search failed. Google's key is removed from the message.
+        """
         if self.corpus is not None:
             rows = self.corpus.search(words, limit)
-            return [{"title": each.title, "url": each.url, "snippet": each.snippet} for each in rows]
+            return [{"title": document.title, "url": document.url, "snippet": document.snippet} for document in rows]
         key = os.environ.get("GOOGLE_API_KEY", "")
         engine = next((os.environ[name] for name in ENGINES if os.environ.get(name)), "")
         safe = "active" if safe_search else "off"

@@ -35,7 +35,7 @@ def readable(page: str, url: str = "", *, images: bool | Literal["described"] = 
     for tag, text in _split_markup(page):
         reader.text(text) if tag is None else reader.tag(tag, text)
     text = "".join(reader.parts)
-    text = re.sub(r"\[\s*\]\([^)\s]*\)", "", text)
+    text = re.sub(r"\[\s*\]\([^)\s]*\)", "", text)  # links without text
     text = "\n".join(line.strip(" \t") for line in text.split("\n"))
     return reader.title, re.sub(r"\n{3,}", "\n\n", text).strip()
 
@@ -46,7 +46,7 @@ def _split_markup(page: str) -> Iterator[tuple[str | None, str]]:
     The name of an end tag has a slash. The content of a raw element is the second part of its tag.
     """
     lower, position = page.lower(), 0
-    if len(lower) != len(page):  # a few letters become two in lower case
+    if len(lower) != len(page):  # a few letters become two in lower case; both texts need the same positions
         page = lower
     while position < len(page):
         start = page.find("<", position)
@@ -75,6 +75,8 @@ def _split_markup(page: str) -> Iterator[tuple[str | None, str]]:
 
 
 class PageReader:
+    """Collects a page's text as Markdown from its texts and tags, in order."""
+
     def __init__(self, url: str, images: bool | Literal["described"]) -> None:
         self.url, self.images = url, images
         self.parts: list[str] = []
@@ -84,12 +86,20 @@ class PageReader:
         self.preformatted = 0
 
     def text(self, text: str) -> None:
+        """Append a text with collapsed whitespace, except in a `pre` element; text of a silent element is dropped."""
         if not self.silent:
             text = unescape(text)
             self.parts.append(text if self.preformatted else re.sub(r"\s+", " ", text))
 
     def tag(self, tag: str, rest: str) -> None:
+        """Handle one tag: skip silent elements, take raw elements as a whole, and write Markdown for others.
+
+        Args:
+            tag: name in lower case; with a slash for an end tag.
+            rest: the attributes, or the complete content of a raw element.
+        """
         if self.silent:
+            # The depth counts nested elements of the same name, so the matching end tag ends the silence.
             self.silent_depth += (tag == self.silent) - (tag == f"/{self.silent}")
             self.silent = self.silent if self.silent_depth else ""
         elif tag in SILENT and not rest.endswith("/"):
@@ -102,12 +112,14 @@ class PageReader:
             self._start_element(tag, rest)
 
     def _read_raw_element(self, tag: str, content: str) -> None:
+        """Take the title of the page, or the text of a text area; scripts and styles are dropped."""
         if tag == "title" and not self.title:
             self.title = " ".join(unescape(content).split())
         elif tag == "textarea":
             self.text(content)
 
-    def _start_element(self, tag: str, rest: str) -> None:
+    def _start_element(self, tag: str, attributes: str) -> None:
+        """Append the Markdown that begins an element: a heading, list item, cell, link or picture."""
         if tag in BLOCKS:
             self.parts.append("\n" if tag in ("li", "tr", "br") else "\n\n")
         if len(tag) == 2 and tag[0] == "h" and tag[1].isdigit():
@@ -117,16 +129,17 @@ class PageReader:
         elif tag in ("td", "th"):
             self.parts.append(" | ")
         elif tag == "a":
-            self.links.append(self._link_address(_find_attribute(rest, "href")))
+            self.links.append(self._link_address(_find_attribute(attributes, "href")))
             self.parts.append("[" if self.links[-1] else "")
         elif tag == "img" and self.images == "described":
-            self.parts.append(_find_attribute(rest, "alt"))
+            self.parts.append(_find_attribute(attributes, "alt"))
         elif tag == "img" and self.images:
-            address = self._link_address(_find_attribute(rest, "src"))
-            self.parts.append(f"![{_find_attribute(rest, 'alt')}]({address})" if address else "")
+            address = self._link_address(_find_attribute(attributes, "src"))
+            self.parts.append(f"![{_find_attribute(attributes, 'alt')}]({address})" if address else "")
         self.preformatted += tag == "pre"
 
     def _end_element(self, tag: str) -> None:
+        """Append the Markdown that ends an element: the address of a link, or a line break."""
         if tag == "a" and self.links:
             target = self.links.pop()
             self.parts.append(f"]({target})" if target else "")
@@ -135,18 +148,19 @@ class PageReader:
         if tag == "pre" and self.preformatted:
             self.preformatted -= 1
 
-    def _link_address(self, given: str) -> str:
+    def _link_address(self, href: str) -> str:
         """Return the address of a link; "" for an anchor, a script or embedded data."""
         try:
-            address = urljoin(self.url, given.strip()) if given and not given.startswith("#") else ""
+            address = urljoin(self.url, href.strip()) if href and not href.startswith("#") else ""
         except ValueError:
             return ""
         scheme = address.split(":", 1)[0].lower() if ":" in address.split("/", 1)[0] else "http"
         return "".join(address.split()) if scheme in ("http", "https", "mailto") else ""
 
 
-def _find_attribute(rest: str, wanted: str) -> str:
-    for name, value in ATTRIBUTE.findall(rest):
-        if name.lower() == wanted:
+def _find_attribute(attributes: str, attribute_name: str) -> str:
+    """Return the unescaped value of an attribute in a tag's text, or ""."""
+    for name, value in ATTRIBUTE.findall(attributes):
+        if name.lower() == attribute_name:
             return unescape(value.strip("\"'"))
     return ""

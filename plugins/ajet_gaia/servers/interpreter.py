@@ -26,6 +26,7 @@ class BoundedText(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
+        """Store the characters that fit, and count all of them. Return the full length, as `write` must."""
         free = self.limit - self.size
         if free > 0:
             self.parts.append(text[:free])
@@ -33,6 +34,7 @@ class BoundedText(io.TextIOBase):
         return len(text)
 
     def text(self) -> str:
+        """Return the stored characters, with a note about dropped ones."""
         excess = self.size - self.limit
         return "".join(self.parts) + (f"\n[{excess} more characters were dropped]" if excess > 0 else "")
 
@@ -43,26 +45,34 @@ def run(code: str, names: dict[str, Any], limit: int) -> dict[str, str]:
     sys.stdout = sys.stderr = out
     try:
         tree = ast.parse(code, "<code>")
-        last = tree.body[-1] if tree.body else None
-        if isinstance(last, ast.Expr):
+        last_statement = tree.body[-1] if tree.body else None
+        if isinstance(last_statement, ast.Expr):
             tree.body.pop()
         exec(compile(tree, "<code>", "exec"), names)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), "<code>", "eval"), names)
+        if isinstance(last_statement, ast.Expr):
+            value = eval(compile(ast.Expression(last_statement.value), "<code>", "eval"), names)
             if value is not None:
                 out.write(f"{value!r}\n")
         error = ""
-    except SystemExit as left:
-        error = f"SystemExit: {left.code}"
+    except SystemExit as exit_request:
+        error = f"SystemExit: {exit_request.code}"
     except BaseException as raised:  # noqa: BLE001 - the border where a model's code runs
-        rows = traceback.format_exception(type(raised), raised, raised.__traceback__)
-        error = "".join(row for row in rows if __file__ not in row)[-limit:]
+        traceback_lines = traceback.format_exception(type(raised), raised, raised.__traceback__)
+        # Frames of this file say nothing about the model's code.
+        error = "".join(line for line in traceback_lines if __file__ not in line)[-limit:]
     finally:
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     return {"output": out.text(), "error": error}
 
 
 def main(read: int, write: int, limit: int) -> None:
+    """Run requests until the pipe of requests closes: a JSON string of code per line, a JSON answer per line.
+
+    Args:
+        read: descriptor of the requests.
+        write: descriptor of the answers.
+        limit: characters of output per answer.
+    """
     names: dict[str, Any] = {"__name__": "__main__"}
     with open(read) as requests, open(write, "w") as answers:
         for line in requests:

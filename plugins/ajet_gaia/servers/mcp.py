@@ -30,18 +30,19 @@ def serve(name: str, tools: Sequence[FunctionTool], settings: Settings, *, unava
 
 
 async def _serve_tools(name: str, tools: Sequence[FunctionTool], settings: Settings, unavailable_reason: str) -> None:
+    """Serve the tools over stdin and stdout by the installed version of the SDK, until stdin ends."""
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
     from mcp.types import CallToolResult, ListToolsResult
     from mcp.types import Tool as ListedTool
 
     by_name = {tool.name: tool for tool in tools}
-    listed = [
+    listed_tools = [
         ListedTool.model_validate({"name": tool.name, "description": tool.description, "inputSchema": tool.schema})
         for tool in tools
     ]
 
-    async def called(tool: str, arguments: Mapping[str, Any] | None) -> CallToolResult:
+    async def call_tool(tool: str, arguments: Mapping[str, Any] | None) -> CallToolResult:
         answer = await anyio.to_thread.run_sync(
             partial(answer_call, by_name, tool, arguments or {}, settings, unavailable_reason), abandon_on_cancel=True
         )
@@ -49,21 +50,21 @@ async def _serve_tools(name: str, tools: Sequence[FunctionTool], settings: Setti
 
     if hasattr(Server, "list_tools"):  # 1.x registers handlers by decorators
         server: Any = Server(name)
-        server.call_tool(validate_input=False)(called)
+        server.call_tool(validate_input=False)(call_tool)
 
         @server.list_tools()  # type: ignore[untyped-decorator, unused-ignore]
         async def list_tools() -> list[ListedTool]:
-            return listed
+            return listed_tools
     else:
 
         async def on_list(context: Any, params: Any) -> ListToolsResult:
-            return ListToolsResult(tools=listed)
+            return ListToolsResult(tools=listed_tools)
 
         async def on_call(context: Any, params: Any) -> CallToolResult:
-            return await called(params.name, params.arguments)
+            return await call_tool(params.name, params.arguments)
 
-        newer: Any = Server
-        server = newer(name, on_list_tools=on_list, on_call_tool=on_call)
+        newer_server_class: Any = Server
+        server = newer_server_class(name, on_list_tools=on_list, on_call_tool=on_call)
 
     wire_in, wire_out = _claim_pipes()
     async with stdio_server(wire_in, wire_out) as (read, write):
@@ -77,7 +78,7 @@ def answer_call(
     settings: Settings,
     unavailable_reason: str,
 ) -> dict[str, Any]:
-    """Return the result of a call in MCP's format."""
+    """Call a tool and return the result in MCP's format. Any failure becomes a result with `isError`."""
     try:
         if unavailable_reason:
             raise ToolError(unavailable_reason)
@@ -96,18 +97,19 @@ def answer_call(
     return {"content": [{"type": "text", "text": answer}]}
 
 
-def _failed_result(why: str, settings: Settings) -> dict[str, Any]:
-    return {"content": [{"type": "text", "text": bounded(why, settings.max_bytes)}], "isError": True}
+def _failed_result(reason: str, settings: Settings) -> dict[str, Any]:
+    """Return a failed call's result in MCP's format, with a text of bounded length."""
+    return {"content": [{"type": "text", "text": bounded(reason, settings.max_bytes)}], "isError": True}
 
 
 def _claim_pipes() -> tuple[Any, Any]:
     """Return stdin and stdout for the protocol, and redirect descriptors 0 and 1 to null and stderr."""
-    input_descriptor, write = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    input_descriptor, output_descriptor = os.dup(0), os.dup(1)
+    null_descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null_descriptor, 0)
+    os.close(null_descriptor)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     wire_in = anyio.wrap_file(os.fdopen(input_descriptor, encoding="utf-8", errors="replace"))
-    wire_out = anyio.wrap_file(os.fdopen(write, "w", encoding="utf-8"))
+    wire_out = anyio.wrap_file(os.fdopen(output_descriptor, "w", encoding="utf-8"))
     return wire_in, wire_out

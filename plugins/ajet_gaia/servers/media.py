@@ -22,7 +22,7 @@ from .web import get
 
 
 def read_media(given: str, settings: Settings, folder: Folder) -> bytes:
-    """Return the bytes of a file, or the content of an address."""
+    """Return the bytes of a file of the working folder, or the content of an address. Raises ToolError if too large."""
     if given.startswith(("http://", "https://")):
         reply = get(given, settings, limit=min(MAX_FILE, settings.max_download))
         if reply.cut:
@@ -44,25 +44,32 @@ def open_media(given: str, settings: Settings, folder: Folder) -> BinaryIO:
 def ffmpeg(
     file: BinaryIO, before: Sequence[str], after: Sequence[str], settings: Settings, *, fails: bool = True
 ) -> Finished:
-    """Run ffmpeg on an open file; with `fails` a status other than 0 raises ToolError."""
+    """Run ffmpeg on an open file within the time limit, and return its result.
+
+    Args:
+        before: arguments before the input file.
+        after: arguments after the input file, such as the output.
+        fails: True to raise ToolError for an exit status other than 0.
+    """
     source = f"/dev/fd/{file.fileno()}"
-    with tempfile.TemporaryDirectory() as nowhere:
-        done = run(
+    with tempfile.TemporaryDirectory() as empty_folder:
+        finished = run(
             [_find_ffmpeg(), "-hide_banner", "-nostdin", "-protocol_whitelist", "file", *before, "-i", source, *after],
-            folder=Path(nowhere),
+            folder=Path(empty_folder),
             timeout=settings.timeout,
             limit=settings.max_bytes,
             descriptors=(file.fileno(),),
         )
-    if done.code is None:
-        raise ToolError("its time was over")
-    if done.code and fails:
-        raise ToolError(f"ffmpeg: {done.errors.strip()[-500:]}")
-    return done
+    if finished.code is None:
+        raise ToolError("ffmpeg exceeded its time limit")
+    if finished.code and fails:
+        raise ToolError(f"ffmpeg: {finished.errors.strip()[-500:]}")
+    return finished
 
 
 def describe_media(file: BinaryIO, settings: Settings) -> list[str]:
-    """Return ffmpeg's description of a file: kind, duration and streams, one per line."""
+    """Return ffmpeg's description of a file: format, duration and streams, one line each. Raises ToolError without."""
+    # Without an output file ffmpeg prints the description as errors and fails.
     output = ffmpeg(file, [], [], settings, fails=False).errors
     lines = [line.strip() for line in output.splitlines()]
     facts = [line for line in lines if line.startswith(("Input #0", "Duration:", "Stream #"))]
@@ -77,6 +84,7 @@ def size_of(file: BinaryIO) -> int:
 
 
 def _find_ffmpeg() -> str:
+    """Return the path of ffmpeg, on the PATH or from the package imageio_ffmpeg. Raises ToolError without either."""
     on_path = shutil.which("ffmpeg")
     if on_path is not None:
         return on_path

@@ -46,9 +46,11 @@ class Audio(ToolServer):
         path = PurePosixPath(file_path)
         target = str(path.with_name(f"{path.stem}_{start_time:g}_{duration:g}.wav"))
         length = ["-t", f"{duration}"] if duration else []
-        with open_media(file_path, self.settings, self.folder) as file, self.folder.scratch() as part:
-            ffmpeg(file, ["-ss", f"{start_time}"], [*length, "-vn", "-f", "wav", "-y", str(part)], self.settings)
-            self.folder.write(target, part.read_bytes())
+        with open_media(file_path, self.settings, self.folder) as file, self.folder.scratch() as scratch_file:
+            ffmpeg(
+                file, ["-ss", f"{start_time}"], [*length, "-vn", "-f", "wav", "-y", str(scratch_file)], self.settings
+            )
+            self.folder.write(target, scratch_file.read_bytes())
         return f"{target} is written"
 
     def list_supported_formats(self) -> list[str]:

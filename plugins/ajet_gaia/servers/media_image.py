@@ -46,15 +46,15 @@ class Pictures(ToolServer):
             picture = ImageOps.autocontrast(picture.convert("L"))
         with tempfile.TemporaryDirectory() as scratch:
             picture.save(f"{scratch}/picture.png")
-            done = run(
+            finished = run(
                 ["tesseract", "picture.png", "stdout", "-l", language],
                 folder=Path(scratch),
                 timeout=self.settings.timeout,
                 limit=self.settings.max_bytes,
             )
-        if done.code != 0:
-            raise ToolError(f"tesseract: {done.errors.strip()[-300:]}")
-        return done.output.strip() or "[no text]"
+        if finished.code != 0:
+            raise ToolError(f"tesseract: {finished.errors.strip()[-300:]}")
+        return finished.output.strip() or "[no text]"
 
     def analyze_image_ai(
         self, file_path: FilePath, task: Annotated[str, Field(description="what to look for")] = "Describe the picture."
@@ -78,7 +78,7 @@ tools = Pictures.tools
 
 
 def open_picture(data: bytes) -> Any:
-    """Open a picture; only its header is read."""
+    """Open a picture and check its size; its pixels are not unpacked yet. Raises ToolError if it cannot be used."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -94,7 +94,7 @@ def open_picture(data: bytes) -> Any:
 
 
 def ask_about_pictures(model: Model, pictures: list[bytes], question: str) -> str:
-    """Return a model's answer to a question about pictures."""
+    """Send a question and pictures to a vision model, and return its answer."""
     parts: list[dict[str, Any]] = [{"type": "text", "text": question}]
     for data in pictures:
         address = f"data:{picture_type(data)};base64,{base64.b64encode(data).decode()}"
@@ -104,8 +104,8 @@ def ask_about_pictures(model: Model, pictures: list[bytes], question: str) -> st
 
 def picture_type(data: bytes) -> str:
     """Return a picture's MIME type from its first bytes."""
-    heads = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"RIFF": "WEBP"}
-    name = next((name for head, name in heads.items() if data.startswith(head)), None)
+    signatures = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"RIFF": "WEBP"}
+    name = next((name for signature, name in signatures.items() if data.startswith(signature)), None)
     if name is None:
         raise ToolError("a picture is PNG, JPEG, GIF or WEBP")
     return KINDS[name]

@@ -73,18 +73,27 @@ class Videos(ToolServer):
     def _answer_question(
         self, video: str, question: str, rate: float, start: float, end: float, shape: str
     ) -> str | dict[str, Any]:
+        """Take pictures of a video, and return a model's answer to a question about them, as text or JSON."""
         with open_media(video, self.settings, self.folder) as file:
             pictures = self._extract_pictures(file, rate, start, end, "jpg")
         answer = ask_about_pictures(Model("VIDEO", self.settings), pictures, question)
         return {"answer": answer, "pictures": len(pictures)} if shape == "json" else answer
 
     def _extract_pictures(self, file: BinaryIO, rate: float, start: float, end: float, form: str) -> list[bytes]:
+        """Return at most MAX_PICTURES pictures of a video as file contents, in order.
+
+        Args:
+            rate: pictures per second.
+            start: first second.
+            end: last second; not after `start`: to the end of the video.
+            form: file name extension of the pictures, "png" or "jpg".
+        """
         length = ["-t", f"{end - start}"] if end > start else []
-        with self.folder.scratch() as first:
-            pattern = first.with_name(f"%03d.{form}")
-            only = ["-vf", f"fps={rate},scale='min(1024,iw)':-2", "-frames:v", str(MAX_PICTURES)]
-            ffmpeg(file, ["-ss", f"{start}"], [*length, *only, str(pattern)], self.settings)
-            pictures = [path.read_bytes() for path in sorted(first.parent.glob(f"*.{form}"))]
+        with self.folder.scratch() as scratch_file:
+            pattern = scratch_file.with_name(f"%03d.{form}")
+            filter_options = ["-vf", f"fps={rate},scale='min(1024,iw)':-2", "-frames:v", str(MAX_PICTURES)]
+            ffmpeg(file, ["-ss", f"{start}"], [*length, *filter_options, str(pattern)], self.settings)
+            pictures = [path.read_bytes() for path in sorted(scratch_file.parent.glob(f"*.{form}"))]
         if not pictures:
             raise ToolError("the video has no picture at that time")
         return pictures

@@ -29,14 +29,14 @@ Relation = TypedDict("Relation", {"from": str, "to": str, "relationType": str})
 
 
 class Observations(TypedDict):
-    """What else is known of an entity."""
+    """Observations to add to an entity."""
 
     entityName: str
     contents: list[str]
 
 
 class Deletion(TypedDict):
-    """What is no longer known of an entity."""
+    """Observations to remove from an entity."""
 
     entityName: str
     observations: list[str]
@@ -57,7 +57,9 @@ class Memory(ToolServer):
         graph = self._load_graph()
         known_names = {entity["name"] for entity in graph["entities"]}
         new = [
-            entity for entity in {each["name"]: each for each in entities}.values() if entity["name"] not in known_names
+            entity
+            for entity in {entity["name"]: entity for entity in entities}.values()
+            if entity["name"] not in known_names
         ]
         graph["entities"] += new
         self._save_graph(graph)
@@ -113,7 +115,7 @@ class Memory(ToolServer):
         return self._load_graph()
 
     def search_nodes(self, query: str) -> Graph:
-        """Entities in whose name, type or observations a text stands."""
+        """Entities whose name, type or observations contain a text."""
         needle = query.lower()
         graph = self._load_graph()
         texts = [
@@ -127,6 +129,7 @@ class Memory(ToolServer):
         return _select_nodes(self._load_graph(), set(names))
 
     def _load_graph(self) -> Graph:
+        """Return the stored graph, or an empty one without a file. Raises ToolError if the file is damaged."""
         if FILE not in {entry.name for entry in self.folder.entries(".")}:
             return {"entities": [], "relations": []}
         try:
@@ -136,6 +139,7 @@ class Memory(ToolServer):
         return graph
 
     def _save_graph(self, graph: Graph) -> None:
+        """Write the graph to its file. Raises ToolError if it would be too large."""
         data = json.dumps(graph, ensure_ascii=False).encode("utf-8", "replace")
         if len(data) > MAX_GRAPH:
             raise ToolError(f"the graph would have more than {MAX_GRAPH} bytes")
@@ -146,6 +150,7 @@ tools = Memory.tools
 
 
 def _find_entity(graph: Graph, name: str) -> Entity:
+    """Return the entity with this name. Raises ToolError if there is none."""
     for entity in graph["entities"]:
         if entity["name"] == name:
             return entity
@@ -153,5 +158,6 @@ def _find_entity(graph: Graph, name: str) -> Entity:
 
 
 def _select_nodes(graph: Graph, names: set[str]) -> Graph:
-    relations = [each for each in graph["relations"] if {each["from"], each["to"]} <= names]
-    return {"entities": [each for each in graph["entities"] if each["name"] in names], "relations": relations}
+    """Return the entities with these names, and the relations between two of them."""
+    relations = [relation for relation in graph["relations"] if {relation["from"], relation["to"]} <= names]
+    return {"entities": [entity for entity in graph["entities"] if entity["name"] in names], "relations": relations}

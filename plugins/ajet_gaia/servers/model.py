@@ -21,8 +21,8 @@ PARTS = ("BASE_URL", "API_KEY", "MODEL_NAME")
 
 
 def variables(service: str) -> tuple[str, ...]:
-    """Return the variable names of a service."""
-    return tuple(f"{service}_LLM_{part}" for part in PARTS)
+    """Return the names of the three environment variables that describe a service's model."""
+    return tuple(f"{service}_LLM_{suffix}" for suffix in PARTS)
 
 
 class Model:
@@ -34,7 +34,7 @@ class Model:
         self.settings = replace(settings, network=True, private=True)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], temperature: float) -> str:
-        """Return the model's answer to messages."""
+        """Send chat messages to the service's model and return the text of its reply. Raises ToolError."""
         _, _, model = self._require_variables()
         body = json.dumps({"model": model, "messages": list(messages), "temperature": temperature})
         answer = self._send_request("chat/completions", body.encode(), "application/json").json()
@@ -46,21 +46,22 @@ class Model:
     def transcribe(self, name: str, audio: bytes, form: str) -> str:
         """Return the transcript of a recording in the format `form` (text, json, srt, vtt, verbose_json)."""
         _, _, model = self._require_variables()
-        border = uuid4().hex
+        boundary = uuid4().hex
         fields = {"model": model, "response_format": form}
         parts = [
-            f'--{border}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'.encode()
+            f'--{boundary}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'.encode()
             for key, value in fields.items()
         ]
-        safe = "".join(letter for letter in name if letter.isalnum() or letter in "._-")
+        safe_name = "".join(character for character in name if character.isalnum() or character in "._-")
         parts += [
-            f'--{border}\r\nContent-Disposition: form-data; name="file"; filename="{safe}"\r\n'.encode(),
-            b"Content-Type: application/octet-stream\r\n\r\n" + audio + f"\r\n--{border}--\r\n".encode(),
+            f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{safe_name}"\r\n'.encode(),
+            b"Content-Type: application/octet-stream\r\n\r\n" + audio + f"\r\n--{boundary}--\r\n".encode(),
         ]
-        kind = f"multipart/form-data; boundary={border}"
-        return self._send_request("audio/transcriptions", b"".join(parts), kind).text()
+        content_type = f"multipart/form-data; boundary={boundary}"
+        return self._send_request("audio/transcriptions", b"".join(parts), content_type).text()
 
     def _require_variables(self) -> tuple[str, str, str]:
+        """Return (address, key, model name) of the service. Raises ToolError that names a missing variable."""
         values = [os.environ.get(name, "") for name in variables(self.service)]
         missing = [name for name, value in zip(variables(self.service), values, strict=True) if not value]
         if missing:
@@ -68,6 +69,7 @@ class Model:
         return values[0].rstrip("/"), values[1], values[2]
 
     def _send_request(self, path: str, body: bytes, kind: str) -> WebReply:
+        """POST a body to a path of the service, with its key. Raises ToolError."""
         base, key, _ = self._require_variables()
         headers = {"Authorization": f"Bearer {key}", "Content-Type": kind}
         return request("POST", f"{base}/{path}", self.settings, body=body, headers=headers)

@@ -10,10 +10,13 @@ from .tool import Function, ToolError
 
 
 def tools(settings: Settings) -> list[Function]:
+    """Return one stub for each tool name of the settings."""
     return [_make_stub(name) for name in settings.names]
 
 
 def _make_stub(name: str) -> Function:
+    """Return a tool of this name that always fails."""
+
     def tool() -> str:
         raise ToolError("this server is off")
 

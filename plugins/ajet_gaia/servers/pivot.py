@@ -29,7 +29,7 @@ def pivot(
     Raises:
         ToolError: a column name is unknown.
     """
-    head, body = list(table[0]), table[1:]
+    head, data_rows = list(table[0]), table[1:]
     for name in (*rows, *values, *columns):
         if name not in head:
             raise ToolError(f"there is no column {name}; there are: {', '.join(map(str, head))}")
@@ -38,17 +38,19 @@ def pivot(
         return tuple(row[head.index(name)] for name in names)
 
     groups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Sequence[Any]]]] = {}
-    for row in body:
+    for row in data_rows:
         groups.setdefault(key(row, rows), {}).setdefault(key(row, columns), []).append(row)
-    across = sorted({each for group in groups.values() for each in group}, key=str)
-    titles = [f"{value} {' '.join(map(str, each))}".strip() for each in across for value in values]
-    made: list[list[Any]] = [[*rows, *titles]]
+    column_groups = sorted({column_group for group in groups.values() for column_group in group}, key=str)
+    titles = [
+        f"{value} {' '.join(map(str, column_group))}".strip() for column_group in column_groups for value in values
+    ]
+    result: list[list[Any]] = [[*rows, *titles]]
     for group in sorted(groups, key=str):
-        made.append([*group])
-        for each in across:
+        result.append([*group])
+        for column_group in column_groups:
             for value in values:
-                group_values = [row[head.index(value)] for row in groups[group].get(each, [])]
+                group_values = [row[head.index(value)] for row in groups[group].get(column_group, [])]
                 numbers = [number for number in group_values if isinstance(number, int | float)]
-                counted = group_values if summary == "count" else numbers
-                made[-1].append(SUMMARIES[summary](counted) if counted else None)
-    return made
+                summarized_values = group_values if summary == "count" else numbers
+                result[-1].append(SUMMARIES[summary](summarized_values) if summarized_values else None)
+    return result

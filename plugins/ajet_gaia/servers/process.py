@@ -40,7 +40,9 @@ class Finished:
 
 
 def environment(home: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a model's command, without the server's keys."""
+    """Return the environment variables of a model's command: PASSED_VARIABLES, HOME and `more`, but no keys of the
+    server.
+    """
     passed = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
     return {"PATH": os.defpath, **passed, "HOME": str(home), **(more or {})}
 
@@ -54,10 +56,12 @@ def run(
     more: Mapping[str, str] | None = None,
     descriptors: Sequence[int] = (),
 ) -> Finished:
-    """Run a command in a folder.
+    """Run a command in a folder and return its result. All its processes are killed at the end.
 
     Args:
-        limit: bytes of output and of errors, each.
+        timeout: seconds; the result's `code` is None after a timeout.
+        limit: largest number of bytes of output, and of errors; further ones are dropped.
+        more: further environment variables.
         descriptors: descriptors inherited by the command.
 
     Raises:
@@ -88,7 +92,11 @@ def run(
 def _read_pipes(
     process: subprocess.Popen[bytes], pipes: Sequence[IO[bytes]], deadline: float, limit: int
 ) -> tuple[list[bytearray], int]:
-    """Read both pipes until they close, the time is over, or the command has ended and is silent."""
+    """Read both pipes until they close, the time is over, or the command has ended and is silent.
+
+    Returns:
+        (bytes of each pipe, at most `limit`; number of bytes dropped beyond the limit).
+    """
     texts, dropped = [bytearray() for _ in pipes], 0
     with selectors.DefaultSelector() as selector:
         for pipe, text in zip(pipes, texts, strict=True):

@@ -33,24 +33,28 @@ class Interpreter:
     """One process that runs code."""
 
     def __init__(self, folder: Path, limit: int) -> None:
-        theirs_in, self._requests = os.pipe()
-        self._answers, theirs_out = os.pipe()
+        child_read, self._requests = os.pipe()
+        self._answers, child_write = os.pipe()
         program = Path(__file__).with_name("interpreter.py")
         self._process = subprocess.Popen(
-            [sys.executable, "-s", str(program), str(theirs_in), str(theirs_out), str(limit)],
+            [sys.executable, "-s", str(program), str(child_read), str(child_write), str(limit)],
             cwd=folder,
             env=environment(folder),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=(theirs_in, theirs_out),
+            pass_fds=(child_read, child_write),
             start_new_session=True,
         )
-        os.close(theirs_in)
-        os.close(theirs_out)
+        os.close(child_read)
+        os.close(child_write)
 
     def run(self, code: str, timeout: float, limit: int) -> dict[str, str]:
-        """Return the code's output and error.
+        """Run code in the process and return {output, error}.
+
+        Args:
+            timeout: seconds until the process is ended.
+            limit: characters of output; a much longer answer ends the process.
 
         Raises:
             ToolError: the interpreter was lost, by timeout or by the code.
@@ -58,19 +62,19 @@ class Interpreter:
         end = time.monotonic() + timeout
         with suppress(BrokenPipeError):  # the interpreter has ended; the missing answer is reported below
             _write_all(self._requests, json.dumps(code).encode() + b"\n", end)
-        line = bytearray()
-        while not line.endswith(b"\n"):
+        answer_line = bytearray()
+        while not answer_line.endswith(b"\n"):
             ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
             data = os.read(self._answers, 65536) if ready else b""
-            line += data
-            if not data or len(line) > 20 * limit:
+            answer_line += data
+            if not data or len(answer_line) > 20 * limit:
                 self.close()
                 raise ToolError(
                     "the interpreter ended; names are lost"
                     if ready
-                    else f"ended after {timeout:.0f} s: its time was over; names are lost"
+                    else f"ended after the time limit of {timeout:.0f} s; names are lost"
                 )
-        answer: dict[str, str] = json.loads(line)
+        answer: dict[str, str] = json.loads(answer_line)
         return answer
 
     def close(self) -> None:
@@ -113,6 +117,11 @@ class PythonCode(ToolServer):
         return {"sandbox_id": sandbox, **{name: text for name, text in printed.items() if text}}
 
     def _open_sandbox(self, requested: str) -> str:
+        """Return the id of a live interpreter: the requested one, or a new one for "".
+
+        Raises:
+            ToolError: there is no interpreter with this id.
+        """
         if requested in self.interpreters:
             return requested
         if requested:
@@ -130,6 +139,7 @@ tools = PythonCode.tools
 
 
 def _write_all(descriptor: int, data: bytes, deadline: float) -> None:
+    """Write the data to a pipe until the deadline. A process that does not read cannot block the server."""
     os.set_blocking(descriptor, False)
     remaining = memoryview(data)
     while remaining:

@@ -32,7 +32,15 @@ tools = Reader.tools
 
 
 def page_text(url: str, settings: Settings, *, images: bool = False, raw: bool = False) -> str:
-    """Return a page's title and text, or its source."""
+    """Return the text of a web page with its title, or its source.
+
+    Args:
+        images: True to include the addresses of pictures.
+        raw: True for the source.
+
+    Raises:
+        ToolError: the address cannot be read, or is neither a page nor text.
+    """
     reply = get(url, settings)
     if not raw and reply.kind in ("text/html", "application/xhtml+xml"):
         title, text = readable(reply.text(), reply.url, images=images)

@@ -71,11 +71,12 @@ class Database(ToolServer):
         return self._run_query(f'PRAGMA table_info("{quoted}")', write=False)
 
     def append_insight(self, insight: str) -> str:
-        """Keep a sentence about the data; answers all of them."""
+        """Store a sentence about the data, and return all stored sentences."""
         self.insights.append(insight)
-        return "\n".join(f"- {each}" for each in self.insights)
+        return "\n".join(f"- {stored_insight}" for stored_insight in self.insights)
 
     def _run_query(self, query: str, *, write: bool) -> list[dict[str, Any]]:
+        """Run one statement and return its rows as dictionaries, at most MAX_ROWS and a note about more."""
         with self._open_database(write=write) as database:
             cursor = database.execute(query)
             rows = cursor.fetchmany(MAX_ROWS)
@@ -87,6 +88,11 @@ class Database(ToolServer):
 
     @contextmanager
     def _open_database(self, *, write: bool) -> Iterator[sqlite3.Connection]:
+        """Open the database within the block, under the time limit and the access rules; commit at the end if `write`.
+
+        Raises:
+            ToolError: the path is no regular file, a statement failed, or the time is over.
+        """
         path = os.environ.get("SQLITE_DATABASE") or FILE
         root, parts = self.folder.parts(path, write=write)
         exists = parts[-1] in {entry.name for entry in self.folder.entries(os.path.dirname(path) or ".")}
@@ -99,23 +105,36 @@ class Database(ToolServer):
                     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
                 database.set_authorizer(_authorize_action)
                 database.set_progress_handler(lambda: time.monotonic() > end, STEPS)
-                if not write:
+                if not write:  # within a transaction, so that the rollback below undoes any change
                     database.execute("BEGIN")
                 yield database
                 (database.commit if write else database.rollback)()
         except (sqlite3.Error, sqlite3.Warning) as error:
             is_timed_out = time.monotonic() > end
-            raise ToolError("its time was over" if is_timed_out else f"{type(error).__name__}: {error}") from None
+            raise ToolError(
+                "the statement exceeded its time limit" if is_timed_out else f"{type(error).__name__}: {error}"
+            ) from None
 
 
 tools = Database.tools
 
 
-def _authorize_action(action: int, first: str | None, second: str | None, schema: str | None, inner: str | None) -> int:
-    pragma = action == sqlite3.SQLITE_PRAGMA and (first or "").lower() not in PRAGMAS
-    extension = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() == "load_extension"
-    return sqlite3.SQLITE_DENY if action in REFUSED or pragma or extension else sqlite3.SQLITE_OK
+def _authorize_action(
+    action: int, pragma_name: str | None, function_name: str | None, schema: str | None, inner: str | None
+) -> int:
+    """Allow or deny an action of a statement, as SQLite's authorizer callback.
+
+    Denied are other database files, extensions, and all pragmas except those that describe a table.
+
+    Args:
+        pragma_name: first argument of the action; for SQLITE_PRAGMA the pragma.
+        function_name: second argument of the action; for SQLITE_FUNCTION the function.
+    """
+    is_denied_pragma = action == sqlite3.SQLITE_PRAGMA and (pragma_name or "").lower() not in PRAGMAS
+    loads_extension = action == sqlite3.SQLITE_FUNCTION and (function_name or "").lower() == "load_extension"
+    return sqlite3.SQLITE_DENY if action in REFUSED or is_denied_pragma or loads_extension else sqlite3.SQLITE_OK
 
 
 def _show_value(value: Any) -> Any:
+    """Return a value for the answer; binary data only by its size."""
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else value

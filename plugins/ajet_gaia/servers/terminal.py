@@ -38,23 +38,28 @@ class Terminal(ToolServer):
         """Run a shell command in the working folder."""
         if "\0" in command:
             raise ToolError("a command has no zero bytes")
-        done = run(
+        finished = run(
             [self.shell, "-c", command],
             folder=self.directory,
             timeout=min(float(timeout), self.settings.timeout),
             limit=self.settings.max_bytes // 2,
         )
-        self.history.append({"command": command, "exit_code": done.code, "seconds": round(done.seconds, 2)})
+        self.history.append({"command": command, "exit_code": finished.code, "seconds": round(finished.seconds, 2)})
         if output_format == "json":
-            return {"exit_code": done.code, "stdout": done.output, "stderr": done.errors, "dropped": done.dropped}
-        output = "\n".join(text.rstrip("\n") for text in (done.output, done.errors) if text)
+            return {
+                "exit_code": finished.code,
+                "stdout": finished.output,
+                "stderr": finished.errors,
+                "dropped": finished.dropped,
+            }
+        output = "\n".join(text.rstrip("\n") for text in (finished.output, finished.errors) if text)
         output = f"```\n{output}\n```" if output_format == "markdown" else output
-        notes = [f"[{done.dropped} more bytes of output were dropped]"] if done.dropped else []
-        if done.code is None:
-            notes.append(f"[ended after {done.seconds:.0f} s: its time was over]")
-        elif done.code:
-            notes.append(f"[exit code {done.code}]")
-        return "\n".join(part for part in (output, *notes) if part) or "[no output]"
+        notes = [f"[{finished.dropped} more bytes of output were dropped]"] if finished.dropped else []
+        if finished.code is None:
+            notes.append(f"[ended after {finished.seconds:.0f} s: time limit exceeded]")
+        elif finished.code:
+            notes.append(f"[exit code {finished.code}]")
+        return "\n".join(text_part for text_part in (output, *notes) if text_part) or "[no output]"
 
     def get_command_history(
         self,
@@ -62,10 +67,16 @@ class Terminal(ToolServer):
         output_format: Shape = "text",
     ) -> str | list[dict[str, Any]]:
         """The last commands and how they ended."""
-        last = list(self.history)[-count:]
+        last_commands = list(self.history)[-count:]
         if output_format == "json":
-            return last
-        return "\n".join(f"{row['command']}  [{row['exit_code']}, {row['seconds']} s]" for row in last) or "[none]"
+            return last_commands
+        return (
+            "\n".join(
+                f"{command_record['command']}  [{command_record['exit_code']}, {command_record['seconds']} s]"
+                for command_record in last_commands
+            )
+            or "[none]"
+        )
 
     def get_terminal_capabilities(self) -> dict[str, Any]:
         """The shell, the working folder, and the limits of a command."""

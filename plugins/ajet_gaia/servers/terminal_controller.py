@@ -43,7 +43,7 @@ class TerminalController(ToolServer):
         return str(self.terminal.directory)
 
     def change_directory(self, path: str) -> str:
-        """Another current directory, below the working folder."""
+        """Change the current directory, within the working folder."""
         path = os.path.join(self.below, path)
         with self.folder.directory(path, write=True):
             self.below = self.folder.shown(path)
@@ -65,15 +65,18 @@ class TerminalController(ToolServer):
     def read_file(self, path: FilePath, start_row: Row = -1, end_row: Row = -1, as_json: bool = False) -> str:
         """Lines of a text file, from start_row to end_row."""
         lines = self._read_lines(path)
-        first = max(start_row, 0)
-        selected = lines[first : end_row + 1 if end_row >= 0 else None]
+        first_row = max(start_row, 0)
+        selected = lines[first_row : end_row + 1 if end_row >= 0 else None]
         if as_json:
-            return json.dumps({"total_rows": len(lines), "start_row": first, "content": selected}, ensure_ascii=False)
+            return json.dumps(
+                {"total_rows": len(lines), "start_row": first_row, "content": selected}, ensure_ascii=False
+            )
         return "\n".join(selected)
 
     def insert_file_content(self, path: FilePath, content: str, row: Row = -1, rows: list[int] | None = None) -> str:
         """Insert lines before a line, or before each of several."""
         lines = self._read_lines(path)
+        # From the last line to the first, so that an insertion does not shift the lines still to come.
         for row_number in sorted(rows if rows is not None else [row], reverse=True):
             index = len(lines) if row_number < 0 else min(row_number, len(lines))
             lines[index:index] = content.splitlines()
@@ -104,12 +107,15 @@ class TerminalController(ToolServer):
         return self._save_lines(path, lines)
 
     def _join_path(self, path: str) -> str:
+        """Return a path relative to the current directory as one relative to the working folder."""
         return os.path.join(self.below, path)
 
     def _read_lines(self, path: str) -> list[str]:
+        """Return the lines of a file; invalid UTF-8 is replaced."""
         return self.folder.read_bytes(self._join_path(path), MAX_TEXT).decode("utf-8", "replace").splitlines()
 
     def _save_lines(self, path: str, lines: list[str]) -> str:
+        """Write the lines to a file, and return how many it has."""
         self.folder.write(self._join_path(path), "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
         return f"{path} has {len(lines)} lines"
 

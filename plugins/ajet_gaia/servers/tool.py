@@ -39,7 +39,7 @@ Function = Callable[..., Answer]
 
 
 class FunctionTool:
-    """One function with its schema."""
+    """A Python function offered as a tool, with name, description and argument schema taken from it."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -48,6 +48,7 @@ class FunctionTool:
 
     @cached_property
     def _argument_model(self) -> type[BaseModel]:
+        """Return a pydantic model of the function's parameters, which checks arguments and gives their schema."""
         parameters = inspect.signature(self.function, eval_str=True).parameters.values()
         fields: dict[str, Any] = {
             parameter.name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
@@ -62,17 +63,19 @@ class FunctionTool:
         return schema
 
     def call(self, arguments: Mapping[str, Any], settings: Settings) -> str | Image:
-        """Run the function.
+        """Check the arguments, run the function, and return its picture or its bounded text.
 
         Raises:
-            ToolError: an argument is wrong, or the function has no answer.
+            ToolError: an argument is wrong, or the function reports a failure.
         """
         try:
             checked = self._argument_model.model_validate(arguments)
         except ValidationError as error:
-            rows = [f"{'.'.join(map(str, row['loc'])) or 'arguments'}: {row['msg']}" for row in error.errors()]
-            rows = [row.replace(": Value error, ", ": ", 1) for row in rows]
-            raise ToolError("wrong arguments: " + "; ".join(rows[:5])) from None
+            problems = [
+                f"{'.'.join(map(str, detail['loc'])) or 'arguments'}: {detail['msg']}" for detail in error.errors()
+            ]
+            problems = [problem.replace(": Value error, ", ": ", 1) for problem in problems]
+            raise ToolError("wrong arguments: " + "; ".join(problems[:5])) from None
         answer = self.function(**{name: getattr(checked, name) for name in type(checked).model_fields})
         if isinstance(answer, Image):
             return answer
@@ -89,13 +92,14 @@ def bounded(text: str, limit: int) -> str:
 
 
 def _without_titles(schema: Any) -> Any:
+    """Return a JSON schema without the titles that pydantic adds, which only repeat names."""
     if isinstance(schema, list):
-        return [_without_titles(part) for part in schema]
+        return [_without_titles(subschema) for subschema in schema]
     if not isinstance(schema, dict):
         return schema
-    plain = {key: _without_titles(part) for key, part in schema.items() if key != "properties"}
-    if isinstance(plain.get("title"), str):
-        del plain["title"]
+    result = {key: _without_titles(subschema) for key, subschema in schema.items() if key != "properties"}
+    if isinstance(result.get("title"), str):
+        del result["title"]
     if "properties" in schema:  # names of parameters; "title" may be a parameter
-        plain["properties"] = {name: _without_titles(part) for name, part in schema["properties"].items()}
-    return plain
+        result["properties"] = {name: _without_titles(subschema) for name, subschema in schema["properties"].items()}
+    return result

@@ -18,6 +18,6 @@ class ToolServer:
 
     @classmethod
     def tools(cls, settings: Settings) -> list[Function]:
-        """Return the public methods defined in the class itself, in order."""
+        """Create a server, and return its public methods as tools, in the order of their definition."""
         server = cls(settings)
         return [getattr(server, name) for name in vars(cls) if not name.startswith("_")]

@@ -36,7 +36,7 @@ SAFE = "/%?=&;,:@!$'()*+~#[]"
 
 @dataclass(frozen=True)
 class WebReply:
-    """The reply of a web address."""
+    """The response to a web request, with its body up to the size limit."""
 
     url: str
     """The last address, after redirects."""
@@ -48,6 +48,7 @@ class WebReply:
 
     @property
     def kind(self) -> str:
+        """The MIME type of the body, such as text/html."""
         return self.headers.get_content_type()
 
     def text(self) -> str:
@@ -74,7 +75,7 @@ def get(url: str, settings: Settings, *, limit: int = MAX_PAGE, timeout: float |
 
 
 def query(url: str, settings: Settings, **parameters: Any) -> WebReply:
-    """Call `get` with parameters, without None and empty values."""
+    """GET an address with query parameters, without those that are None or empty. Raises ToolError."""
     nonempty = {name: value for name, value in parameters.items() if value not in (None, "")}
     return get(f"{url}?{urlencode(nonempty)}", settings)
 
@@ -89,32 +90,40 @@ def request(
     limit: int = MAX_PAGE,
     timeout: float | None = None,
 ) -> WebReply:
-    """Send a request and follow redirects, within `timeout` seconds in total."""
+    """Send a request, follow redirects of a GET, and return the reply.
+
+    Args:
+        limit: largest number of bytes read from the body.
+        timeout: seconds for all redirects together; at most `settings.timeout`.
+
+    Raises:
+        ToolError: the network is off, the address is not allowed, the request failed, or its status is 400 or more.
+    """
     if not settings.network:
         raise ToolError("the network is off here")
-    end = time.monotonic() + min(timeout or settings.timeout, settings.timeout)
+    deadline = time.monotonic() + min(timeout or settings.timeout, settings.timeout)
     for _ in range(MAX_REDIRECTS + 1):
         target = _parse_target(url)
-        connection = _open_connection(target, settings, end)
+        connection = _open_connection(target, settings, deadline)
         try:
             path = quote(target.path or "/", safe=SAFE) + (f"?{quote(target.query, safe=SAFE)}" if target.query else "")
             if connection.proxied:
                 path = f"{target.scheme}://{target.netloc}{path}"
-            sent = {"User-Agent": AGENT, "Accept-Encoding": "identity", **(headers or {})}
-            connection.http.request(method, path, body=body, headers=sent)
-            answer = connection.http.getresponse()
-            further = answer.headers.get("Location")
-            if answer.status in (301, 302, 303, 307, 308) and further and method == "GET":
-                url = urljoin(url, further)
+            all_headers = {"User-Agent": AGENT, "Accept-Encoding": "identity", **(headers or {})}
+            connection.http.request(method, path, body=body, headers=all_headers)
+            response = connection.http.getresponse()
+            location = response.headers.get("Location")
+            if response.status in (301, 302, 303, 307, 308) and location and method == "GET":
+                url = urljoin(url, location)
                 continue
-            data, is_cut = _read_body(answer, limit, end)
+            data, is_cut = _read_body(response, limit, deadline)
         except (OSError, http.client.HTTPException) as error:
             raise ToolError(f"{url}: {error or type(error).__name__}") from None
         finally:
             connection.http.close()
-        if answer.status >= 400:
-            raise ToolError(f"{url} answered {answer.status} {answer.reason}")
-        return WebReply(url, answer.status, answer.headers, data, is_cut)
+        if response.status >= 400:
+            raise ToolError(f"{url} answered {response.status} {response.reason}")
+        return WebReply(url, response.status, response.headers, data, is_cut)
     raise ToolError(f"more than {MAX_REDIRECTS} redirects")
 
 
@@ -136,12 +145,15 @@ def is_private_host(host: str | None) -> bool:
 
 @dataclass(frozen=True)
 class WebConnection:
+    """A connection to a server or to a proxy."""
+
     http: http.client.HTTPConnection
     proxied: bool = False
     """True if the complete address is sent to a proxy."""
 
 
 def _parse_target(url: str) -> SplitResult:
+    """Return the parts of an address. Raises ToolError unless it is a valid http or https address."""
     try:
         target = urlsplit(url.strip())
         port = target.port
@@ -155,32 +167,46 @@ def _parse_target(url: str) -> SplitResult:
 
 
 def _open_connection(target: SplitResult, settings: Settings, deadline: float) -> WebConnection:
+    """Connect to the server of an address, or to the proxy of the environment.
+
+    Without a proxy `_open_socket` opens the socket instead of http.client, so that the connected address is the checked
+    one.
+
+    Raises:
+        ToolError: the server is not reachable, or its address is not public and private addresses are not allowed.
+    """
     host, port = target.hostname or "", target.port or (443 if target.scheme == "https" else 80)
     proxy = _find_proxy(target, host)
     if proxy is not None:
         if not settings.private and _is_number(host) and is_private_address(host):
             raise ToolError(f"{host} is no public address")
-        plain = http.client.HTTPConnection(proxy.hostname or "", proxy.port or 80, timeout=_seconds_left(deadline))
+        proxy_connection = http.client.HTTPConnection(
+            proxy.hostname or "", proxy.port or 80, timeout=_seconds_left(deadline)
+        )
         if target.scheme == "http":
-            return WebConnection(plain, proxied=True)
+            return WebConnection(proxy_connection, proxied=True)
         tunnel = http.client.HTTPSConnection(proxy.hostname or "", proxy.port or 80, timeout=_seconds_left(deadline))
         tunnel.set_tunnel(host, port)
         return WebConnection(tunnel)
     connection = http.client.HTTPConnection(host, port, timeout=_seconds_left(deadline))
-    raw = _open_socket(host, port, settings, deadline)
+    connected_socket = _open_socket(host, port, settings, deadline)
     if target.scheme == "https":
         try:
-            raw = ssl.create_default_context().wrap_socket(raw, server_hostname=host)
+            connected_socket = ssl.create_default_context().wrap_socket(connected_socket, server_hostname=host)
         except OSError as error:
-            raw.close()
+            connected_socket.close()
             raise ToolError(f"{host}: {error}") from None
         connection.default_port = 443  # keeps the port out of the Host header
-    connection.sock = raw
+    connection.sock = connected_socket
     return WebConnection(connection)
 
 
 def _open_socket(host: str, port: int, settings: Settings, deadline: float) -> socket.socket:
-    """Connect to one of a name's addresses; all addresses must be allowed."""
+    """Resolve a host and connect to the first address that accepts.
+
+    Raises:
+        ToolError: one of its addresses is private and private addresses are not allowed, or none accepts.
+    """
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -198,6 +224,7 @@ def _open_socket(host: str, port: int, settings: Settings, deadline: float) -> s
 
 
 def _find_proxy(target: SplitResult, host: str) -> SplitResult | None:
+    """Return the proxy that the environment sets for this address, or None."""
     proxy = urllib.request.getproxies().get(target.scheme)
     if not proxy or urllib.request.proxy_bypass(host):
         return None
@@ -205,31 +232,42 @@ def _find_proxy(target: SplitResult, host: str) -> SplitResult | None:
 
 
 def _read_body(answer: http.client.HTTPResponse, limit: int, deadline: float) -> tuple[bytes, bool]:
-    packed = (answer.headers.get("Content-Encoding") or "").lower()
-    if packed not in ("", "identity", "gzip", "x-gzip", "deflate"):
-        raise ToolError(f"the answer is packed as {packed}")
-    unpack = zlib.decompressobj(zlib.MAX_WBITS | 32) if packed not in ("", "identity") else None
+    """Read and unpack a response's body until `limit` bytes.
+
+    Returns:
+        (bytes, True if more bytes follow).
+
+    Raises:
+        ToolError: the encoding is unknown or damaged, or the time is over.
+    """
+    encoding = (answer.headers.get("Content-Encoding") or "").lower()
+    if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
+        raise ToolError(f"the answer is packed as {encoding}")
+    # 32 lets zlib recognize the header of gzip or zlib.
+    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 32) if encoding not in ("", "identity") else None
     data = bytearray()
     while len(data) <= limit:
         _seconds_left(deadline)
-        part = answer.read1(CHUNK)
-        if not part:
+        chunk = answer.read1(CHUNK)
+        if not chunk:
             break
         try:
-            data += part if unpack is None else unpack.decompress(part, limit + 1 - len(data))
+            data += chunk if decompressor is None else decompressor.decompress(chunk, limit + 1 - len(data))
         except zlib.error as error:
             raise ToolError(f"the answer cannot be unpacked: {error}") from None
     return bytes(data[:limit]), len(data) > limit
 
 
 def _seconds_left(deadline: float) -> float:
+    """Return the seconds until the deadline. Raises ToolError after it."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:
-        raise ToolError("its time was over")
+        raise ToolError("the request exceeded its time limit")
     return remaining
 
 
 def _is_number(host: str) -> bool:
+    """Return True if the host is a numeric IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

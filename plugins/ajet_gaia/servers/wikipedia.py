@@ -38,7 +38,7 @@ class Wikipedia(ToolServer):
     ) -> str | list[dict[str, str]]:
         """Articles that fit a query."""
         if self.corpus is not None:
-            results = [(each.title, each.snippet) for each in self.corpus.search(query, limit)]
+            results = [(document.title, document.snippet) for document in self.corpus.search(query, limit)]
         else:
             rows = self._send_query(language, list="search", srsearch=query, srlimit=limit)["search"]
             results = [(row["title"], re.sub(r"<[^>]*>", "", row.get("snippet", ""))) for row in rows]
@@ -98,15 +98,15 @@ class Wikipedia(ToolServer):
     ) -> dict[str, Any]:
         """The newest version of an article on a day."""
         self._require_wikipedia("history")
-        day = re.fullmatch(r"(\d{4})[-/]?(\d{2})[-/]?(\d{2})", date.strip())
-        if day is None:
+        date_match = re.fullmatch(r"(\d{4})[-/]?(\d{2})[-/]?(\d{2})", date.strip())
+        if date_match is None:
             raise ToolError(f"{date} is no date; 2024-05-31 is one")
         page = self._query_page(
             language,
             titles=title,
             prop="revisions",
             rvlimit=1,
-            rvstart=f"{'-'.join(day.groups())}T23:59:59Z",
+            rvstart=f"{'-'.join(date_match.groups())}T23:59:59Z",
             rvdir="older",
             rvslots="main",
             rvprop="ids|timestamp|user|comment|content",
@@ -128,11 +128,21 @@ class Wikipedia(ToolServer):
             return {"source": "a corpus on this machine", "missing": ["categories", "history", "languages"]}
         return {"source": "Wikipedia", "languages": "all"}
 
-    def _require_wikipedia(self, what: str) -> None:
+    def _require_wikipedia(self, information: str) -> None:
+        """Raise ToolError if a corpus is configured, because it lacks this information."""
         if self.corpus is not None:
-            raise ToolError(f"the corpus on this machine has no {what}")
+            raise ToolError(f"the corpus on this machine has no {information}")
 
     def _find_article(self, title: str, language: str, *, suggest: bool, redirect: bool) -> tuple[str, str]:
+        """Return (title, text) of an article, from the corpus or from Wikipedia.
+
+        Args:
+            suggest: True to take the best search result if no article has this title.
+            redirect: True to follow redirects.
+
+        Raises:
+            ToolError: there is no such article.
+        """
         if self.corpus is not None:
             name, _, body = self.corpus.text(title)
             return name, body
@@ -147,6 +157,7 @@ class Wikipedia(ToolServer):
         return page["title"], page.get("extract", "")
 
     def _query_page(self, language: str, **parameters: Any) -> dict[str, Any]:
+        """Query Wikipedia for one page and return its data. Raises ToolError if there is no such article."""
         pages = self._send_query(language, **parameters)["pages"]
         if not pages or pages[0].get("missing") or pages[0].get("invalid"):
             raise ToolError(f"there is no article {parameters['titles']}")
@@ -154,14 +165,15 @@ class Wikipedia(ToolServer):
         return page
 
     def _send_query(self, language: str, **parameters: Any) -> dict[str, Any]:
+        """Send a query to Wikipedia's API and return the field `query` of its reply. Raises ToolError."""
         address = os.environ.get("WIKIPEDIA_API_URL") or f"https://{language}.wikipedia.org/w/api.php"
         common = {"action": "query", "format": "json", "formatversion": 2}
-        answer = query(address, self.settings, **common, **parameters).json()
-        if not isinstance(answer, dict) or "query" not in answer:
-            problem = answer.get("error", {}) if isinstance(answer, dict) else {}
+        reply = query(address, self.settings, **common, **parameters).json()
+        if not isinstance(reply, dict) or "query" not in reply:
+            problem = reply.get("error", {}) if isinstance(reply, dict) else {}
             raise ToolError(f"Wikipedia answered: {problem.get('info', 'nothing')}")
-        reply: dict[str, Any] = answer["query"]
-        return reply
+        result: dict[str, Any] = reply["query"]
+        return result
 
 
 tools = Wikipedia.tools

@@ -45,7 +45,7 @@ class WorkbookServer(ToolServer):
 
     @contextmanager
     def _change_workbook(self, path: str) -> Iterator[Any]:
-        """Yield a workbook, written back unless the change fails."""
+        """Yield a workbook for changes, and write it back to its file unless the block fails."""
         workbook = self._open_workbook(path)
         yield workbook
         self.folder.write(path, _save_bytes(workbook))
@@ -56,20 +56,28 @@ class WorkbookServer(ToolServer):
 
     @contextmanager
     def _change_sheet(self, path: str, name: str) -> Iterator[Any]:
-        """Yield a worksheet; its workbook is written back unless the change fails."""
+        """Yield a worksheet for changes, and write its workbook back unless the block fails."""
         with self._change_workbook(path) as workbook:
             yield sheet_of(workbook, name)
 
 
 def sheet_of(workbook: Any, name: str) -> Any:
-    """Return a worksheet by its name."""
+    """Return a worksheet by its name. Raises ToolError if the workbook has none."""
     if name not in workbook.sheetnames:
         raise ToolError(f"there is no sheet {name}; there are: {', '.join(workbook.sheetnames)}")
     return workbook[name]
 
 
 def box(start: str, end: str = "") -> Box:
-    """Return a range's borders; `start` may hold both cells (A1:C3)."""
+    """Return the borders of a range of cells (first column, first row, last column, last row), counted from 1.
+
+    Args:
+        start: first cell, or the complete range such as A1:C3.
+        end: last cell; "" if `start` is complete or a single cell.
+
+    Raises:
+        ToolError: the range is invalid, or has more than MAX_CELLS cells.
+    """
     from openpyxl.utils.cell import range_boundaries
 
     text = f"{start}:{end}" if end else start
@@ -90,14 +98,14 @@ def box(start: str, end: str = "") -> Box:
 
 
 def cells(sheet: Any, borders: Box) -> Iterator[tuple[Any, ...]]:
-    """Return the cells of a range, row by row."""
+    """Yield the cells of a range, one tuple per row."""
     left, top, right, bottom = borders
     rows: Iterator[tuple[Any, ...]] = sheet.iter_rows(min_col=left, min_row=top, max_col=right, max_row=bottom)
     return rows
 
 
 def coordinates(borders: Box) -> str:
-    """Return a range in Excel's notation."""
+    """Return a range of cells in Excel's notation, such as A1:C3."""
     from openpyxl.utils import get_column_letter
 
     left, top, right, bottom = borders
@@ -105,6 +113,7 @@ def coordinates(borders: Box) -> str:
 
 
 def _save_bytes(workbook: Any) -> bytes:
+    """Return the content of an Excel file for a workbook."""
     buffer = io.BytesIO()
     workbook.save(buffer)
     return buffer.getvalue()
