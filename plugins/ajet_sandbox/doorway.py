@@ -32,14 +32,14 @@ def run_until_closed(loop: asyncio.AbstractEventLoop, until_closed: Coroutine[An
 
 
 def listen_at(path: str, listening: socket.socket) -> None:
-    """Bind and listen under a temporary name, then rename. Raises OSError.
+    """Bind the socket and listen at a path, under a temporary name that is renamed afterwards.
 
-    So `remove_dead_doors` of another process never sees a bound socket that does not listen yet.
+    So `remove_dead_doors` of another process never sees a bound socket that does not listen yet. Raises OSError.
     """
-    coming = f"{path[:-1]}~"  # as long as `path`, because the length of a socket's path is limited
-    listening.bind(coming)
+    temporary_path = f"{path[:-1]}~"  # as long as `path`, because the length of a socket's path is limited
+    listening.bind(temporary_path)
     listening.listen(BACKLOG)
-    os.rename(coming, path)
+    os.rename(temporary_path, path)
 
 
 def remove_dead_doors(folders: str, name: str) -> None:
@@ -50,13 +50,13 @@ def remove_dead_doors(folders: str, name: str) -> None:
         name: name of the socket in its folder.
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{folders}*"):
-        with socket.socket(socket.AF_UNIX) as guest:
+        with socket.socket(socket.AF_UNIX) as client:
             try:
                 # Only own folders are tested: connecting to a foreign socket could block until the timeout.
                 if folder.lstat().st_uid != os.geteuid():
                     continue  # another user may listen there and never accept
-                guest.settimeout(CONNECT_TIMEOUT_S)
-                guest.connect(str(folder / name))
+                client.settimeout(CONNECT_TIMEOUT_S)
+                client.connect(str(folder / name))
             except ConnectionRefusedError:
                 remove_folder(folder)
             except OSError:

@@ -47,18 +47,21 @@ class ContainerVariables:
 
 
 def pass_variables(variables: Mapping[str, str]) -> ContainerVariables:
-    """Write the variables to a new descriptor, in the format of an env file."""
-    lines = {name: value for name, value in variables.items() if fits_env_file(value)}
-    text = "".join(f"{name}={value}\n" for name, value in lines.items())
+    """Write the variables to a new descriptor in the format of an env file, and return the engine's options for them.
+
+    Values that an env file cannot hold are passed by name, and the engine takes them from its own environment.
+    """
+    single_line = {name: value for name, value in variables.items() if fits_env_file(value)}
+    text = "".join(f"{name}={value}\n" for name, value in single_line.items())
     with open(os.memfd_create("variables"), "wb") if _MEMORY else tempfile.TemporaryFile() as file:
         file.write(os.fsencode(text))
         file.seek(0)
         descriptor = os.dup(file.fileno())
-    several = {name: value for name, value in variables.items() if name not in lines}
-    words = ["--env-file", f"/dev/fd/{descriptor}"]
-    for name in several:
-        words += ["--env", name]
-    return ContainerVariables(tuple(words), descriptor, several)
+    multiline = {name: value for name, value in variables.items() if name not in single_line}
+    options = ["--env-file", f"/dev/fd/{descriptor}"]
+    for name in multiline:
+        options += ["--env", name]
+    return ContainerVariables(tuple(options), descriptor, multiline)
 
 
 def fits_env_file(value: str) -> bool:
@@ -79,10 +82,10 @@ def find_image_problem(engine: str, image: str, otherwise: str = "name another")
     program = shutil.which(engine)
     if program is None:
         return f"{engine} is not installed"
-    done = run_engine(program, "image", "inspect", "--format", "{{.Id}}", image)
-    if done.returncode == 0:
+    result = run_engine(program, "image", "inspect", "--format", "{{.Id}}", image)
+    if result.returncode == 0:
         return ""
-    error = done.stderr.decode(errors="replace").strip()
+    error = result.stderr.decode(errors="replace").strip()
     if "no such image" in error.lower() or "not known" in error:
         return f"the image {image} is not on this machine (`{engine} pull {image}`, or {otherwise})"
     return error.splitlines()[-1] if error else f"{engine} does not answer"
@@ -93,36 +96,36 @@ def find_engine(image: str) -> str:
 
     It first removes containers of ended processes. Raises SandboxFailure if no engine has the image.
     """
-    why: list[str] = []
+    problems: list[str] = []
     for engine in ENGINES:
         problem = find_image_problem(engine, image)
         if not problem:
             program = shutil.which(engine) or engine
             remove_dead_containers(program)
             return program
-        why.append(f"{engine}: {problem}")
-    raise SandboxFailure(f"no container of the image {image} starts: {'; '.join(why)}", retryable=False)
+        problems.append(f"{engine}: {problem}")
+    raise SandboxFailure(f"no container of the image {image} starts: {'; '.join(problems)}", retryable=False)
 
 
 @lru_cache(maxsize=2)
 def remove_dead_containers(program: str) -> int:
     """Remove containers whose owner process has ended, once per process. Return their number."""
-    left = [name for name, label in _list_labelled(program, "{{.Id}}") if _has_ended(label)]
-    if left:
-        run_engine(program, "rm", "--force", *left)
-    return len(left)
+    dead_containers = [name for name, label in _list_labelled(program, "{{.Id}}") if _has_ended(label)]
+    if dead_containers:
+        run_engine(program, "rm", "--force", *dead_containers)
+    return len(dead_containers)
 
 
 def list_container_pids(program: str) -> list[int]:
     """Return the host's process id of the first process of each container that this process started."""
-    owned_pids = [number for number, owned in _list_labelled(program, "{{.State.Pid}}") if owned == make_owner_label()]
-    return [int(number) for number in owned_pids if number.isdecimal() and number != "0"]
+    owned_pids = [pid for pid, label in _list_labelled(program, "{{.State.Pid}}") if label == make_owner_label()]
+    return [int(pid) for pid in owned_pids if pid.isdecimal() and pid != "0"]
 
 
 def remove_container(program: str, name: str) -> None:
     """Remove a container, repeatedly: an engine that is ending a container refuses at first."""
-    until = time.monotonic() + COMMAND_TIMEOUT_S
-    while time.monotonic() < until:
+    deadline = time.monotonic() + COMMAND_TIMEOUT_S
+    while time.monotonic() < deadline:
         run_engine(program, "rm", "--force", name)
         if not run_engine(program, "ps", "--all", "--quiet", "--filter", f"name={name}").stdout.strip():
             return
@@ -150,14 +153,17 @@ def _list_labelled(program: str, form: str) -> list[tuple[str, str]]:
     Args:
         form: Go template of the field, such as "{{.ID}}".
     """
-    every = run_engine(program, "ps", "--all", "--quiet", "--filter", f"label={LABEL}").stdout.decode().split()
-    if not every:
+    container_ids = run_engine(program, "ps", "--all", "--quiet", "--filter", f"label={LABEL}").stdout.decode().split()
+    if not container_ids:
         return []
-    result = run_engine(program, "inspect", "--format", form + ' {{index .Config.Labels "' + LABEL + '"}}', *every)
-    return [(first, label) for first, _, label in (row.partition(" ") for row in result.stdout.decode().splitlines())]
+    result = run_engine(
+        program, "inspect", "--format", form + ' {{index .Config.Labels "' + LABEL + '"}}', *container_ids
+    )
+    return [(field, label) for field, _, label in (line.partition(" ") for line in result.stdout.decode().splitlines())]
 
 
 def _has_ended(label: str) -> bool:
+    """Return True if the process that started a container has ended, by the container's owner label."""
     try:
         return not ProcessIdentity.recorded(json.loads(label)).alive()
     except (ValueError, KeyError, TypeError):

@@ -46,47 +46,58 @@ class LocalFolder:
         self._folder = SandboxFolder(number, owner)
 
     def read(self, path: str, longest: int) -> bytes:
-        """Return the first `longest` bytes of a file."""
+        """Return the first `longest` bytes of a file.
+
+        Raises UnsafePathError for a path that leads out of the folder.
+        """
         try:
             return self._folder.read(path, longest)
         except PathEscapeError as error:
             raise UnsafePathError(str(error)) from error
 
     def put(self, path: str, content: bytes) -> None:
-        """Write a file and missing parent folders."""
+        """Write a file and missing parent folders. Raises UnsafePathError for a path that leads out of the folder."""
         try:
             self._folder.put(path, content)
         except PathEscapeError as error:
             raise UnsafePathError(str(error)) from error
 
     def close(self) -> None:
+        """Close the folder's descriptor. Idempotent."""
         self._folder.close()
 
 
 class ResidentFolder:
-    """Accesses the folder by requests to the resident, where no descriptor can be passed (containers)."""
+    """Accesses the folder by requests to the resident process, where no descriptor can be passed (containers)."""
 
     def __init__(self, send_order: SendOrder) -> None:
         self._send_order = send_order
 
     def read(self, path: str, longest: int) -> bytes:
-        """Request the first `longest` bytes of a file from the resident."""
-        found = self._request_blobs({"do": "read", "path": path, "longest": longest}, b"", path)
-        return b"".join(found)[:longest]
+        """Request the first `longest` bytes of a file from the resident process."""
+        blobs = self._request_blobs({"do": "read", "path": path, "longest": longest}, b"", path)
+        return b"".join(blobs)[:longest]
 
     def put(self, path: str, content: bytes) -> None:
-        """Let the resident write a file and missing parent folders."""
+        """Let the resident process write a file and missing parent folders."""
         self._request_blobs({"do": "put", "path": path}, content, path)
 
     def close(self) -> None:
         """Do nothing, because the sandbox's resident process owns the folder."""
 
     def _request_blobs(self, order: Mapping[str, Any], content: bytes, path: str) -> list[bytes]:
+        """Send a file request to the resident process and return the byte strings of its answer.
+
+        Raises:
+            UnsafePathError: the path leads out of the folder.
+            OSError: the file cannot be read or written. An invalid error number, since the resident is untrusted,
+                becomes EIO.
+        """
         head, blobs = self._send_order(order, content)
         if "unsafe" in head:
             raise UnsafePathError(str(head["unsafe"])[:1000])
-        number = head.get("errno")
-        if number is not None:
-            number = number if type(number) is int else errno.EIO
-            raise OSError(number, os.strerror(number), path)
+        error_number = head.get("errno")
+        if error_number is not None:
+            error_number = error_number if type(error_number) is int else errno.EIO
+            raise OSError(error_number, os.strerror(error_number), path)
         return blobs

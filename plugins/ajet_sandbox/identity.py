@@ -20,13 +20,16 @@ SYS_ADMIN, SET_UID = 21, 7
 
 
 def choose_uid() -> int | None:
-    """Return an unused user id; None if the process cannot change its user."""
+    """Return a random user id from a range that nobody else uses; None if this process cannot change its user.
+
+    Inside a user namespace only mapped ids exist, so the range must be mapped (/proc/self/uid_map).
+    """
     if os.geteuid() != 0 or not has_capability(SET_UID):
         return None
-    mapped = [tuple(map(int, row.split())) for row in Path("/proc/self/uid_map").read_text().splitlines()]
-    for first, count in (_WANTED, _FEW):
-        if any(start <= first and first + count <= start + size for start, _, size in mapped):
-            return first + secrets.randbelow(count)
+    id_ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    for first_uid, count in (_WANTED, _FEW):
+        if any(start <= first_uid and first_uid + count <= start + size for start, _, size in id_ranges):
+            return first_uid + secrets.randbelow(count)
     return None
 
 
@@ -35,8 +38,8 @@ def choose_container_uid() -> int:
 
     Kinds: started by this user, by root, or by root of a user namespace.
     """
-    first, count = _FEW
-    return first + secrets.randbelow(count)
+    first_uid, count = _FEW
+    return first_uid + secrets.randbelow(count)
 
 
 def has_capability(number: int) -> bool:
@@ -50,15 +53,15 @@ def has_capability(number: int) -> bool:
 def has_namespace_process_count() -> bool:
     """True if the kernel counts RLIMIT_NPROC per user namespace (Linux 5.14 and later)."""
     version = platform.release().split("-")[0].split(".")
-    return tuple(int(each) for each in version[:2] if each.isdecimal()) >= (5, 14)
+    return tuple(int(part) for part in version[:2] if part.isdecimal()) >= (5, 14)
 
 
 def count_processes() -> int:
     """Return the number of this user's processes and threads, as RLIMIT_NPROC counts them."""
-    mine, count = os.geteuid(), 0
+    own_uid, count = os.geteuid(), 0
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with suppress(OSError):
-                if os.stat(f"/proc/{name}").st_uid == mine:
+                if os.stat(f"/proc/{name}").st_uid == own_uid:
                     count += len(os.listdir(f"/proc/{name}/task"))
     return count

@@ -71,16 +71,17 @@ class SandboxPython:
         """
         if uid is None or is_reachable(self.path):
             return self
-        other = find_system_interpreter()
-        if other is None or self.packages:
+        system_python = find_system_interpreter()
+        if system_python is None or self.packages:
             raise SandboxFailure(f"another user cannot start {self.path}", retryable=False)
-        return other
+        return system_python
 
 
 def is_reachable(path: str) -> bool:
     """Return True if every user can start a program at the path."""
     resolved = Path(path).resolve()
-    return all(each.stat().st_mode & 0o001 for each in (resolved, *resolved.parents))
+    # 0o001 is the right of other users to execute a file, or to enter a folder.
+    return all(entry.stat().st_mode & 0o001 for entry in (resolved, *resolved.parents))
 
 
 def find_own_interpreter() -> SandboxPython:
@@ -91,7 +92,11 @@ def find_own_interpreter() -> SandboxPython:
 
 @lru_cache(maxsize=4)
 def probe_interpreter(path: str) -> SandboxPython:
-    """Return the interpreter at a path, with its environment's packages. Raises ConfigError."""
+    """Start the Python at a path, and return its installation with the packages of its virtual environment.
+
+    Raises:
+        ConfigError: the program cannot be started, or is no Python.
+    """
     try:
         result = subprocess.run(
             [path, "-I", "-c", _PROBE],
@@ -111,8 +116,8 @@ def probe_interpreter(path: str) -> SandboxPython:
 
 def find_system_interpreter() -> SandboxPython | None:
     """Return the distribution's interpreter, which every user can start, or None."""
-    found = shutil.which("python3", path="/usr/bin:/bin")
-    return probe_interpreter(found) if found else None
+    program = shutil.which("python3", path="/usr/bin:/bin")
+    return probe_interpreter(program) if program else None
 
 
 # The programs of `inside` as a single value, started by a bare Python: no file is bound or installed inside.
@@ -149,7 +154,7 @@ go(*marshal.loads(whole(int.from_bytes(whole(4),'big'))))
 
 
 def pack_bundle(settings: Mapping[str, Any], *, compiled: bool) -> bytes:
-    """Pack the settings and the programs of `inside` for the start of a resident.
+    """Pack the settings and the programs of `inside` for the start of a resident process.
 
     Args:
         compiled: True to pass bytecode instead of text.
@@ -159,15 +164,19 @@ def pack_bundle(settings: Mapping[str, Any], *, compiled: bool) -> bytes:
 
 @lru_cache(maxsize=2)
 def _load_modules(compiled: bool) -> dict[str, Any]:
-    above = ["ajet", "ajet.schema", "ajet_sandbox", _PACKAGE]
-    parts: dict[str, Any] = dict.fromkeys(above, "")
+    """Return the code of the programs of `inside` by module name, compiled or as source.
+
+    Their parent packages have the value "".
+    """
+    packages = ["ajet", "ajet.schema", "ajet_sandbox", _PACKAGE]
+    code_by_module: dict[str, Any] = dict.fromkeys(packages, "")
     folder = Path(__file__).parent / "inside"
     files = {f"{_PACKAGE}.{name}": folder / f"{name}.py" for name in _MODULES}
     for name, file in {frames.__name__: Path(frames.__file__), **files}.items():
         text = file.read_text(encoding="utf-8")
-        where = f"<sandbox {file.stem}>"
-        parts[name] = compile(text, where, "exec", dont_inherit=True) if compiled else text
-    return parts
+        shown_name = f"<sandbox {file.stem}>"
+        code_by_module[name] = compile(text, shown_name, "exec", dont_inherit=True) if compiled else text
+    return code_by_module
 
 
 def is_same_version(magic: bytes) -> bool:

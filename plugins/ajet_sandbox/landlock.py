@@ -44,6 +44,14 @@ class HostFolderSandbox(WarmSandbox):
         super().__init__(limits, environment, cgroups=cgroups)
 
     def _plan_in_folder(self, line: int, user: int | None, code: bytes, *, confined: bool) -> ResidentPlan:
+        """Create the working folder on the host, and return how to start the resident process.
+
+        Args:
+            line: descriptor of the resident's end of the connection.
+            user: user id of the sandbox; None for the current user.
+            code: filter of system calls; b"" for none.
+            confined: True to restrict each call to its folders by Landlock.
+        """
         python = self._interpreter.select_for_user(user)
         self.has_own_process_count = user is not None
         self._held_folder = HeldFolder("ajet-sandbox-", _find_temp_folder(user), mode=0o711)
@@ -64,33 +72,41 @@ class HostFolderSandbox(WarmSandbox):
         return ResidentPlan([python.path], settings, python.reads_our_bytecode, user)
 
     def _remove_leftovers(self) -> None:
+        """Remove the temporary folder with the working folder."""
         if self._held_folder is not None:
             self._held_folder.remove()
 
 
 def _find_temp_folder(user: int | None) -> str:
     """Return a folder for temporary files that the user id can access."""
-    for place in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        if user is None or is_reachable(place):
-            return place
+    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        if user is None or is_reachable(folder):
+            return folder
     raise SandboxFailure("another user can reach no folder for temporary files", retryable=False)
 
 
 class LandlockSandbox(HostFolderSandbox):
+    """A sandbox without namespaces: Landlock restricts files, a seccomp filter restricts system calls."""
+
     mechanism = "landlock"
 
     def _plan_start(self, line: int) -> ResidentPlan:
+        """Return how to start the resident process.
+
+        Raises:
+            SandboxFailure: the kernel lacks Landlock, or its version is too old to protect this user's processes.
+        """
         user = choose_uid()
         version = read_landlock_version()
         if version == 0:
             raise SandboxFailure("Landlock is absent or off (it needs Linux 5.13)", retryable=False)
         if user is None and version < SIGNALS_ABI:
-            why = f"Landlock's ABI {version} lets code signal this user's processes (ABI {SIGNALS_ABI}, Linux 6.12)"
-            raise SandboxFailure(why, retryable=False)
-        code = seccomp_filter(namespaces=False, counted=self._group is None)
-        if not code:
+            reason = f"Landlock's ABI {version} lets code signal this user's processes (ABI {SIGNALS_ABI}, Linux 6.12)"
+            raise SandboxFailure(reason, retryable=False)
+        syscall_filter = seccomp_filter(namespaces=False, counted=self._group is None)
+        if not syscall_filter:
             raise SandboxFailure("ajet has no filter of system calls for this processor", retryable=False)
-        return self._plan_in_folder(line, user, code, confined=True)
+        return self._plan_in_folder(line, user, syscall_filter, confined=True)
 
 
 class UnconfinedSandbox(HostFolderSandbox):
@@ -102,4 +118,5 @@ class UnconfinedSandbox(HostFolderSandbox):
     mechanism = "none"
 
     def _plan_start(self, line: int) -> ResidentPlan:
+        """Return how to start the resident process as the current user, without filter and Landlock."""
         return self._plan_in_folder(line, None, b"", confined=False)

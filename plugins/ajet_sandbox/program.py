@@ -46,17 +46,25 @@ def wall_program(
     Raises:
         SandboxFailure: the sandbox cannot be prepared.
     """
-    settings = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+    default_variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
     try:
-        environment_fd = make_memfd(json.dumps({**settings, **environment}).encode())
+        environment_fd = make_memfd(json.dumps({**default_variables, **environment}).encode())
     except OSError as error:
         raise SandboxFailure(f"the sandbox cannot be created: {error}; `ajet doctor` checks the sandbox") from error
     inside_settings = {"memory": walls.limits.memory, "disk": walls.limits.disk, "environment": environment_fd}
-    more = ["--bind", str(walls.workdir), FOLDER]
+    bubblewrap_args = ["--bind", str(walls.workdir), FOLDER]
     try:
-        seen = shown or ShownFolders.of(walls.shown)
-        wall = wall_command(first.__file__, command, seen, walls.limits, walls.uid, more=more, settings=inside_settings)
+        shown_folders = shown or ShownFolders.of(walls.shown)
+        program = wall_command(
+            first.__file__,
+            command,
+            shown_folders,
+            walls.limits,
+            walls.uid,
+            more=bubblewrap_args,
+            settings=inside_settings,
+        )
     except BaseException:
         os.close(environment_fd)
         raise
-    return replace(wall, descriptors=(*wall.descriptors, environment_fd))
+    return replace(program, descriptors=(*program.descriptors, environment_fd))

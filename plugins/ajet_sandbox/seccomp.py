@@ -85,60 +85,72 @@ def seccomp_filter(*, namespaces: bool, counted: bool = False) -> bytes:
         counted: True if memory is measured per process. Ways to hold memory outside of processes, growing buffers and
             hidden processes are then refused.
     """
-    known = _ARCHITECTURES.get(platform.machine())
-    if known is None:
+    supported = _ARCHITECTURES.get(platform.machine())
+    if supported is None:
         return b""
-    architecture, column = known
-    code: list[tuple[int, int, int, int]] = [
+    architecture, column = supported
+    program: list[tuple[int, int, int, int]] = [
         (_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, architecture), (_ANSWER, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER),
     ]  # fmt: skip
-    if column == 0:
-        code += [(_AT_LEAST, 0, 1, _X32), (_ANSWER, 0, 0, _KILL)]
+    if column == 0:  # x86-64: system calls of x32 have a high bit in their number
+        program += [(_AT_LEAST, 0, 1, _X32), (_ANSWER, 0, 0, _KILL)]
     refused: dict[str, tuple[int | None, int | None]] = dict(_CALLS)
     if not namespaces:
         refused |= _SHARED
     for numbers in refused.values():
         number = numbers[column]
         if number is not None:
-            code += [(_EQUAL, 0, 1, number), _answer_with(errno.EPERM)]
-    code += [(_EQUAL, 0, 1, _CLONE3[column]), _answer_with(errno.ENOSYS)]
+            program += [(_EQUAL, 0, 1, number), _answer_with(errno.EPERM)]
+    program += [(_EQUAL, 0, 1, _CLONE3[column]), _answer_with(errno.ENOSYS)]
     if counted:
-        for each in _UNSEEN.values():
-            code += [(_EQUAL, 0, 1, each[column]), _answer_with(errno.ENOSYS)]
-        code += _check_call(
+        for numbers in _UNSEEN.values():
+            program += [(_EQUAL, 0, 1, numbers[column]), _answer_with(errno.ENOSYS)]
+        program += _check_call(
             _FCNTL[column], [(_LOAD, 0, 0, _SECOND), (_EQUAL, 0, 1, _SET_PIPE_SIZE), _answer_with(errno.EPERM)]
         )
-        code += _check_call(
+        program += _check_call(
             _PRCTL[column], [(_LOAD, 0, 0, _FIRST), (_EQUAL, 0, 1, _SET_DUMPABLE), _answer_with(errno.EPERM)]
         )
         # The call reports success without an effect.
-        buffers = [row for buffer in _BUFFERS for row in ((_EQUAL, 0, 1, buffer), _answer_with(0))]
-        code += _check_call(
+        buffers = [instruction for buffer in _BUFFERS for instruction in ((_EQUAL, 0, 1, buffer), _answer_with(0))]
+        program += _check_call(
             _SETSOCKOPT[column],
             [(_LOAD, 0, 0, _SECOND), (_EQUAL, 1, 0, _SOL_SOCKET), (_ANSWER, 0, 0, _ALLOW), (_LOAD, 0, 0, _THIRD)]
             + buffers,
         )
-    code += _check_call(
+    program += _check_call(
         _CLONE[column], [(_LOAD, 0, 0, _FIRST), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), _answer_with(errno.EPERM)]
     )
-    pushes = [(_EQUAL, 0, 1, each) for each in _PUSH_INPUT]
-    code += _check_call(
-        _IOCTL[column], [(_LOAD, 0, 0, _SECOND), *(row for push in pushes for row in (push, _answer_with(errno.EPERM)))]
+    terminal_tests = [(_EQUAL, 0, 1, request) for request in _PUSH_INPUT]
+    program += _check_call(
+        _IOCTL[column],
+        [
+            (_LOAD, 0, 0, _SECOND),
+            *(
+                instruction
+                for terminal_test in terminal_tests
+                for instruction in (terminal_test, _answer_with(errno.EPERM))
+            ),
+        ],
     )
     if namespaces:
         checks: list[tuple[int, int, int, int]] = [(_LOAD, 0, 0, _FIRST)]
         for family in _FAMILIES:
             checks += [(_EQUAL, 0, 1, family), (_ANSWER, 0, 0, _ALLOW)]
-        code += _check_call(_SOCKET[column], [*checks, _answer_with(errno.EAFNOSUPPORT)])
+        program += _check_call(_SOCKET[column], [*checks, _answer_with(errno.EAFNOSUPPORT)])
     else:
         for numbers in _OF_ITSELF.values():
-            code += _check_call(numbers[column], [(_LOAD, 0, 0, _FIRST), (_EQUAL, 1, 0, 0), _answer_with(errno.EPERM)])
-    code.append((_ANSWER, 0, 0, _ALLOW))
-    return b"".join(struct.pack("=HBBI", *each) for each in code)
+            program += _check_call(
+                numbers[column], [(_LOAD, 0, 0, _FIRST), (_EQUAL, 1, 0, 0), _answer_with(errno.EPERM)]
+            )
+    program.append((_ANSWER, 0, 0, _ALLOW))
+    # `struct sock_filter`: operation, jump if true, jump if false, operand.
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-def _answer_with(number: int) -> tuple[int, int, int, int]:
-    return (_ANSWER, 0, 0, _FAIL | number)
+def _answer_with(error_number: int) -> tuple[int, int, int, int]:
+    """Return the instruction that ends a system call with this error number; 0 reports success without an effect."""
+    return (_ANSWER, 0, 0, _FAIL | error_number)
 
 
 def _check_call(number: int, rows: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:

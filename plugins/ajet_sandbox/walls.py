@@ -72,12 +72,12 @@ class ShownFolders:
             folders: project folders to show.
             code: folders and files shown without a search, such as Python's. Those with a home folder are dropped.
         """
-        wanted = [Path(os.path.abspath(folder)) for folder in folders if folder.exists()]
-        also = [each for each in (*code, *_list_own_python()) if each.exists() and not holds_home(each)]
-        shown = tuple(drop_nested([*wanted, *also]))
+        project_folders = [Path(os.path.abspath(folder)) for folder in folders if folder.exists()]
+        code_folders = [path for path in (*code, *_list_own_python()) if path.exists() and not holds_home(path)]
+        shown = tuple(drop_nested([*project_folders, *code_folders]))
         projects: list[str] = []
         listings: list[ProjectListing] = []
-        for top in sorted(wanted):
+        for top in sorted(project_folders):
             records = [listing.path for listing in listings if listing.is_hidden]
             if _lies_in(top, projects) and not _lies_in(top, records):
                 continue  # walked already
@@ -132,33 +132,33 @@ def wall_command(
     try:
         argv = [bubblewrap, "--die-with-parent", *build_isolation_args(as_root, descriptors), *list_program_args()]
         argv += [*build_identity_args(uid if as_root else None, descriptors), *build_writable_args(limits.disk)]
-        places = _Places(shown)
+        mounts = _MountPaths(shown)
         argv += [
-            *places.show(),
-            *build_folder_args([folder for folder in shown.folders if folder not in places.moved], *ways),
+            *mounts.show(),
+            *build_folder_args([folder for folder in shown.folders if folder not in mounts.moved], *ways),
         ]
-        argv += _hide_records(shown, places)
+        argv += _hide_records(shown, mounts)
         for secret in shown.secrets:
             descriptors.append(make_memfd(b""))
-            argv += ["--perms", "0444", "--ro-bind-data", str(descriptors[-1]), places.of(secret)]
+            argv += ["--perms", "0444", "--ro-bind-data", str(descriptors[-1]), mounts.of(secret)]
     except OSError as error:
         _close_all(descriptors)
         raise SandboxFailure(f"the sandbox cannot be created: {error}; `ajet doctor` checks the sandbox") from error
     except BaseException:
         _close_all(descriptors)
         raise
-    inside = {
+    program_settings = {
         "uid": uid if as_root else None,
         "files": limits.files,
         "processes": limits.processes if uid is not None or has_namespace_process_count() else 0,
         "folder": FOLDER,
         "command": list(command),
-        "projects": [places.of(project) for project in shown.projects],
+        "projects": [mounts.of(project) for project in shown.projects],
         **(settings or {}),
     }
     # Root without capabilities cannot enter another user's folder. The program enters it after changing its user.
     argv += [*more, "--remount-ro", "/", "--chdir", "/", "--"]
-    argv += [sys.executable, "-I", "-S", "-c", _START, program, json.dumps(inside)]
+    argv += [sys.executable, "-I", "-S", "-c", _START, program, json.dumps(program_settings)]
     return ConfinedProgram(argv, tuple(descriptors), None if as_root else uid)
 
 
@@ -168,7 +168,7 @@ def holds_home(folder: Path) -> bool:
     return Path.home().is_relative_to(path) or path in (Path("/"), Path("/tmp"))
 
 
-class _Places:
+class _MountPaths:
     """Maps paths of shown folders to their paths inside the sandbox.
 
     A project below a writable folder is mounted elsewhere, with a link to it: rights on all of `/tmp` would otherwise
@@ -177,42 +177,43 @@ class _Places:
 
     def __init__(self, shown: ShownFolders) -> None:
         self.moved: dict[str, str] = {}
-        for number, folder in enumerate(shown.folders):
+        for index, folder in enumerate(shown.folders):
             holds_project = any(Path(project).is_relative_to(folder) for project in shown.projects)
             if holds_project and _lies_in(Path(folder), _WRITABLE):
-                self.moved[folder] = f"/shown/{number}"
+                self.moved[folder] = f"/shown/{index}"
 
     def show(self) -> Iterator[str]:
         """Yield bubblewrap's arguments that mount the moved folders and link to them."""
-        for folder, place in self.moved.items():
-            yield from ("--perms", "0755", "--dir", "/shown", "--ro-bind", folder, place)
+        for folder, mount_point in self.moved.items():
+            yield from ("--perms", "0755", "--dir", "/shown", "--ro-bind", folder, mount_point)
             yield from build_folder_args((), folder)
-            yield from ("--symlink", place, folder)
+            yield from ("--symlink", mount_point, folder)
 
     def of(self, path: str) -> str:
         """Return the path inside the sandbox for a path on the host."""
-        for folder, place in self.moved.items():
+        for folder, mount_point in self.moved.items():
             if Path(path).is_relative_to(folder):
-                return str(Path(place, Path(path).relative_to(folder)))
+                return str(Path(mount_point, Path(path).relative_to(folder)))
         return path
 
 
-def _hide_records(shown: ShownFolders, places: _Places) -> Iterator[str]:
+def _hide_records(shown: ShownFolders, mounts: _MountPaths) -> Iterator[str]:
     """Yield bubblewrap's arguments that cover output folders of runs by empty folders.
 
     Project folders inside of them are mounted again.
     """
-    records = [places.of(each) for each in shown.records]
+    records = [mounts.of(record) for record in shown.records]
     for record in records:
         yield from ("--perms", "0555", "--size", "65536", "--tmpfs", record)
     for folder in shown.in_records:
-        yield from build_folder_args((), places.of(folder))
-        yield from ("--ro-bind", folder, places.of(folder))
+        yield from build_folder_args((), mounts.of(folder))
+        yield from ("--ro-bind", folder, mounts.of(folder))
     for record in records:
         yield from ("--remount-ro", record)
 
 
 def _lies_in(path: Path, folders: Iterable[str]) -> bool:
+    """Return True if the path is one of the folders, or below one."""
     return any(path.is_relative_to(folder) for folder in folders)
 
 
@@ -222,45 +223,56 @@ def _find_secrets(listings: Sequence[ProjectListing]) -> Iterator[Path]:
     SQLite's lock files are transient, and a mount over a missing file would stop the start.
     """
     without_rule = read_landlock_version() < LEAST_ABI
-    linked: set[tuple[int, int]] = set()
+    linked_inodes: set[tuple[int, int]] = set()
     for entry in (file for listing in listings for file in listing.files):
         if is_secret(entry.name) or (without_rule and is_lock(entry.name)):
             yield Path(entry.path)
             with suppress(OSError):
-                found = entry.stat(follow_symlinks=False)
-                if found.st_nlink > 1:
-                    linked.add((found.st_dev, found.st_ino))
-    numbers = {number for _, number in linked}
-    for entry in (file for listing in listings for file in listing.files if file.inode() in numbers):
+                status = entry.stat(follow_symlinks=False)
+                if status.st_nlink > 1:
+                    linked_inodes.add((status.st_dev, status.st_ino))
+    inode_numbers = {inode for _, inode in linked_inodes}
+    for entry in (file for listing in listings for file in listing.files if file.inode() in inode_numbers):
         with suppress(OSError):
-            found = entry.stat(follow_symlinks=False)
-            if (found.st_dev, found.st_ino) in linked:
+            status = entry.stat(follow_symlinks=False)
+            if (status.st_dev, status.st_ino) in linked_inodes:
                 yield Path(entry.path)
 
 
 def _locate_secrets(files: Iterable[Path], shown: Sequence[str]) -> set[str]:
-    """Return the paths of files to cover. A link is covered by covering its target, if that is shown."""
-    real = {Path(each): Path(each).resolve() for each in (*shown, "/usr")}
-    found: set[str] = set()
+    """Return the paths of the files to cover by empty files.
+
+    A symbolic link is covered by covering its target, if a shown folder contains the target.
+
+    Args:
+        files: key files and lock files, on the host.
+        shown: the shown folders.
+    """
+    resolved_roots = {Path(root): Path(root).resolve() for root in (*shown, "/usr")}
+    covered: set[str] = set()
     for file in files:
         if not file.is_file():
             continue
         if not file.is_symlink():
-            found.add(str(file))
+            covered.add(str(file))
             continue
         target = file.resolve()
-        found |= {str(top / target.relative_to(there)) for top, there in real.items() if target.is_relative_to(there)}
-    return found
+        covered |= {
+            str(shown_root / target.relative_to(resolved_root))
+            for shown_root, resolved_root in resolved_roots.items()
+            if target.is_relative_to(resolved_root)
+        }
+    return covered
 
 
 def _list_own_python() -> Iterator[Path]:
     """Yield folders of this Python, of the Pythons it links to, and of ajet's programs inside sandboxes."""
     yield Path(__file__).with_name("inside")
-    here = Path(sys.executable)
-    prefixes = [Path(sys.prefix), Path(sys.base_prefix), here.parent.parent]
-    while here.is_symlink() and len(prefixes) < 16:
-        here = here.parent / os.readlink(here)
-        prefixes.append(here.parent.parent)
+    executable = Path(sys.executable)
+    prefixes = [Path(sys.prefix), Path(sys.base_prefix), executable.parent.parent]
+    while executable.is_symlink() and len(prefixes) < 16:  # the bound ends a loop of links
+        executable = executable.parent / os.readlink(executable)
+        prefixes.append(executable.parent.parent)
     for prefix in prefixes:
         if (prefix / "pyvenv.cfg").exists():  # the prefix may be a project, too: `python -m venv .`
             yield from (prefix / name for name in ("pyvenv.cfg", *sorted(ENVIRONMENT_FOLDERS)))

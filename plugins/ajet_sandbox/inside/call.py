@@ -52,24 +52,30 @@ def run_call(
 
 def take_descriptors(ends: tuple[int, int, int]) -> None:
     """Make the three descriptors standard input, output and error, and close all others."""
-    safe = [os.dup(end) for end in ends]
-    for number, each in enumerate(safe):
-        os.dup2(each, number)
+    # Copies have other numbers than 0 to 2, so that `dup2` overwrites none before it is read.
+    copies = [os.dup(descriptor) for descriptor in ends]
+    for target_fd, copy in enumerate(copies):
+        os.dup2(copy, target_fd)
     os.closerange(3, 1 << 16)
 
 
 def prepare_process(order: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Set limits, signals, working folder and confinement."""
+    """Prepare the process of a call: a session of its own, default signals, working folder, limits and confinement.
+
+    Args:
+        order: the host's request with the limits.
+        settings: settings of the sandbox: folder, Landlock paths, and filter of system calls.
+    """
     os.setsid()
-    for number in _IGNORED:
-        _signal.signal(number, _signal.SIG_DFL)
+    for signal_number in _IGNORED:
+        _signal.signal(signal_number, _signal.SIG_DFL)
     kernel.prctl(kernel.SET_DUMPABLE, 1)
     try:
-        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(score, b"1000")
-        os.close(score)
+        score_fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(score_fd, b"1000")
+        os.close(score_fd)
     except OSError:
-        pass  # only a preference: of the tree, the call goes first
+        pass  # only a preference: if memory runs out, the kernel kills the call before the resident
     os.chdir(settings["folder"])
     os.umask(0o022)
     _set_limit(resource.RLIMIT_AS, order["memory"])
@@ -77,7 +83,7 @@ def prepare_process(order: Mapping[str, Any], settings: Mapping[str, Any]) -> No
     _set_limit(resource.RLIMIT_NPROC, order["processes"])
     _set_limit(resource.RLIMIT_NOFILE, order["files"])
     _set_limit(resource.RLIMIT_CORE, 0)
-    if not order["keep"]:
+    if not order["keep"]:  # the session of stateful calls sets the limit for each call
         _set_limit(resource.RLIMIT_CPU, order["cpu"], later=1)
     confinement = settings["landlock"]
     if confinement:
@@ -100,6 +106,7 @@ def _set_limit(name: int, limit: int, later: int = 0) -> None:
 
 
 def _execute_command(argv: list[str], environment: dict[str, str]) -> None:
+    """Replace this process by the command. If that fails, print the reason and exit with 127, as a shell does."""
     try:
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
@@ -122,12 +129,13 @@ def run_code(source: bytes, names: dict[str, Any], *, keeps_threads: bool = Fals
     code = 0
     try:
         exec(compile(source, "<code>", "exec"), names)
-    except SystemExit as ending:
-        code = _read_exit_code(ending)
+    except SystemExit as exit_request:
+        code = _read_exit_code(exit_request)
     except BaseException as error:  # noqa: BLE001 - the border of user code
-        trace = error.__traceback__
-        shown = error.with_traceback(trace.tb_next if trace is not None else None)
-        sys.excepthook(type(error), shown, shown.__traceback__)
+        traceback = error.__traceback__
+        # Without the first frame, which is the `exec` above.
+        user_error = error.with_traceback(traceback.tb_next if traceback is not None else None)
+        sys.excepthook(type(error), user_error, user_error.__traceback__)
         code = 1
     try:
         if "threading" in sys.modules and not keeps_threads:
@@ -139,6 +147,7 @@ def run_code(source: bytes, names: dict[str, Any], *, keeps_threads: bool = Fals
 
 
 def _read_exit_code(ending: SystemExit) -> int:
+    """Return the exit code of `sys.exit(code)`; a text is printed and counts as 1, as in Python."""
     if ending.code is None or isinstance(ending.code, int):
         return (ending.code or 0) & 0xFF
     sys.stderr.write(f"{ending.code}\n")

@@ -44,21 +44,23 @@ def make_forwarder(
     """
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Copy bytes in both directions between an accepted connection and a new one, until both end."""
         try:
-            there, back = await connect()
-            await asyncio.gather(_copy_stream(reader, back), _copy_stream(there, writer))
+            other_reader, other_writer = await connect()
+            await asyncio.gather(_copy_stream(reader, other_writer), _copy_stream(other_reader, writer))
         except OSError:
             writer.close()
-        except asyncio.CancelledError:  # the door is shut: before Python 3.12 a server calls that an unhandled error
+        except asyncio.CancelledError:  # the server closes; before Python 3.12 asyncio logs that as an unhandled error
             writer.close()
 
     return forward
 
 
 async def _copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy bytes from one connection to the other until the first ends, then close the other."""
     try:
-        while piece := await reader.read(PIECE):
-            writer.write(piece)
+        while chunk := await reader.read(PIECE):
+            writer.write(chunk)
             await writer.drain()
     except OSError:
         pass  # one side has closed, so the other is closed, too
@@ -67,25 +69,28 @@ async def _copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 def main() -> None:
-    """Read the settings from the JSON argument, fork the forwarder, and execute the command."""
+    """Read the settings, set user and limits, fork the forwarder, and execute the command in this process.
+
+    The settings are the JSON argument.
+    """
     settings = json.loads(sys.argv[1])
     if settings.get("uid") is not None:
         os.setgroups([])
         os.setresgid(settings["uid"], settings["uid"], settings["uid"])
         os.setresuid(settings["uid"], settings["uid"], settings["uid"])
     limits = {"CORE": 0, "NOFILE": settings.get("files"), "NPROC": settings.get("processes") or None}
-    for name, most in limits.items():
-        if most is not None:
-            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
-    leads_in = "port" in settings
-    if leads_in:
-        listening = socket.socket(fileno=settings["listening"])
+    for name, limit in limits.items():
+        if limit is not None:
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
+    serves_program = "port" in settings
+    if serves_program:
+        listener = socket.socket(fileno=settings["listening"])
     else:
-        listening = socket.create_server(("127.0.0.1", PORT), backlog=128)
+        listener = socket.create_server(("127.0.0.1", PORT), backlog=128)
     if os.fork() == 0:
-        _forward_forever(listening, settings)
-    listening.close()
-    if leads_in:
+        _forward_forever(listener, settings)
+    listener.close()
+    if serves_program:
         os.close(settings["ready_fd"])
     os.chdir(settings["folder"])
     if settings.get("projects"):
@@ -96,21 +101,24 @@ def main() -> None:
 
 
 def _forward_forever(listening: socket.socket, settings: Mapping[str, Any]) -> None:
-    """Forward connections until the command ends, without any of the command's descriptors.
+    """Forward connections in this forked process until the command ends, then exit. Never returns.
+
+    It keeps only the descriptors 3 (`listening`) and 4 (`ready_fd`, if given), and none of the command's.
 
     Args:
         listening: the socket that accepts connections.
+        settings: the program's settings; with `port` the door leads to a service inside, else to the gateway.
     """
     try:
         ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
         descriptors = [listening.detach(), *([settings["ready_fd"]] if "ready_fd" in settings else [])]
         # The copies have ascending numbers, so that `dup2` overwrites none before it is read.
         descriptors = [os.dup(descriptor) for descriptor in descriptors]
-        for place, number in enumerate(descriptors, 3):
-            os.dup2(number, place)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for standard in (0, 1, 2):
-            os.dup2(nothing, standard)
+        for target_fd, descriptor in enumerate(descriptors, 3):
+            os.dup2(descriptor, target_fd)
+        null_fd = os.open(os.devnull, os.O_RDWR)
+        for standard_fd in (0, 1, 2):
+            os.dup2(null_fd, standard_fd)
         os.closerange(3 + len(descriptors), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         asyncio.run(_serve_program(settings["port"]) if "port" in settings else _serve_gateway(settings["door"]))
     finally:
@@ -118,12 +126,18 @@ def _forward_forever(listening: socket.socket, settings: Mapping[str, Any]) -> N
 
 
 async def _serve_gateway(door: str) -> None:
+    """Accept connections at descriptor 3 and forward them to the socket `door`, which leads to the gateway."""
     forward = make_forwarder(lambda: asyncio.open_unix_connection(door))
     server = await asyncio.start_server(forward, sock=socket.socket(fileno=3))
     await server.serve_forever()
 
 
 async def _serve_program(port: int) -> None:
+    """Wait until the program inside accepts connections at its port, report that, then forward connections to it.
+
+    Connections arrive at descriptor 3; a byte on descriptor 4 tells the host that the program is ready.
+    """
+
     def connect() -> Coroutine[Any, Any, Streams]:
         return asyncio.open_connection("127.0.0.1", port)
 

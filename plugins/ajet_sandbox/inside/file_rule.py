@@ -49,7 +49,13 @@ class ProjectListing:
     __slots__ = ("files", "foreign", "is_hidden", "path")
 
     def __init__(self, path: str, entries: list[os.DirEntry[str]], *, is_hidden: bool) -> None:
-        """`is_hidden`: True for a hidden folder, with empty `entries`."""
+        """Sort the entries of a folder into files and folders that are not searched.
+
+        Args:
+            path: the folder.
+            entries: its entries; empty for a hidden folder.
+            is_hidden: True for the output folder of a run.
+        """
         self.path, self.is_hidden = path, is_hidden
         self.files: list[os.DirEntry[str]] = []
         self.foreign: list[os.DirEntry[str]] = []
@@ -63,19 +69,22 @@ class ProjectListing:
 
 
 def walk_project(top: str) -> Iterator[ProjectListing]:
-    """Yield each folder below `top`, except output folders of runs, installed packages and git's folders."""
-    todo = [top]
-    while todo:
-        here = todo.pop()
+    """Yield a listing of each folder below `top`, and of `top` itself.
+
+    The output folder of a run is yielded without entries. Folders of git and of installed packages are not entered.
+    """
+    pending = [top]
+    while pending:
+        folder = pending.pop()
         try:
-            with os.scandir(here) as found:
-                entries = list(found)
+            with os.scandir(folder) as scan:
+                entries = list(scan)
         except OSError:
             continue  # no process inside can list the folder either
-        if here != top and is_record(os.path.basename(here), {entry.name for entry in entries}):
-            yield ProjectListing(here, [], is_hidden=True)
+        if folder != top and is_record(os.path.basename(folder), {entry.name for entry in entries}):
+            yield ProjectListing(folder, [], is_hidden=True)
             continue
-        listing = ProjectListing(here, entries, is_hidden=False)
+        listing = ProjectListing(folder, entries, is_hidden=False)
         yield listing
-        left = {entry.name for entry in (*listing.files, *listing.foreign)}
-        todo += [entry.path for entry in entries if entry.name not in left]
+        not_walked = {entry.name for entry in (*listing.files, *listing.foreign)}
+        pending += [entry.path for entry in entries if entry.name not in not_walked]

@@ -40,24 +40,24 @@ class SandboxFolder:
 
     def read(self, path: str, longest: int) -> bytes:
         """Return the first bytes of a file, at most `longest`."""
-        with self._open_file(_split_path(path), os.O_RDONLY | os.O_NONBLOCK) as number:
-            found = bytearray()
-            while len(found) < longest and (more := os.read(number, min(longest - len(found), 1 << 20))):
-                found += more
-            return bytes(found)
+        with self._open_file(_split_path(path), os.O_RDONLY | os.O_NONBLOCK) as descriptor:
+            content = bytearray()
+            while len(content) < longest and (chunk := os.read(descriptor, min(longest - len(content), 1 << 20))):
+                content += chunk
+            return bytes(content)
 
     def put(self, path: str, content: bytes) -> None:
         """Write a file and missing parent folders."""
         parts = _split_path(path)
         for depth in range(1, len(parts)):
             self._make_folder(parts[:depth])
-        with self._open_file(parts, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK) as number:
+        with self._open_file(parts, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK) as descriptor:
             if self._owner is not None:
-                os.fchown(number, self._owner, self._owner)
-            os.ftruncate(number, 0)
+                os.fchown(descriptor, self._owner, self._owner)
+            os.ftruncate(descriptor, 0)
             view = memoryview(content)
             while view:
-                view = view[os.write(number, view) :]
+                view = view[os.write(descriptor, view) :]
 
     def close(self) -> None:
         """Close the folder's descriptor. Calls are idempotent."""
@@ -66,72 +66,92 @@ class SandboxFolder:
             self._descriptor = -1
 
     def _make_folder(self, parts: tuple[str, ...]) -> None:
-        with self._open_folder(parts[:-1]) as above:
+        """Create a folder below existing parents, for the owner; an existing one stays."""
+        with self._open_folder(parts[:-1]) as parent_fd:
             try:
-                os.mkdir(parts[-1], 0o755, dir_fd=above)
+                os.mkdir(parts[-1], 0o755, dir_fd=parent_fd)
             except FileExistsError:
                 return
             if self._owner is not None:
-                os.chown(parts[-1], self._owner, self._owner, dir_fd=above, follow_symlinks=False)
+                os.chown(parts[-1], self._owner, self._owner, dir_fd=parent_fd, follow_symlinks=False)
 
     @contextmanager
     def _open_file(self, parts: tuple[str, ...], flags: int) -> Iterator[int]:
-        with self._open_folder(parts[:-1]) as above:
-            number = _open_step(above, parts[-1], flags | os.O_NOFOLLOW | os.O_CLOEXEC, parts)
+        """Open a regular file without following links, and yield its descriptor within the block.
+
+        Raises:
+            PathEscapeError: a component is a link, or the file is no regular file.
+        """
+        with self._open_folder(parts[:-1]) as parent_fd:
+            descriptor = _open_step(parent_fd, parts[-1], flags | os.O_NOFOLLOW | os.O_CLOEXEC, parts)
         try:
-            if not stat.S_ISREG(os.fstat(number).st_mode):
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise PathEscapeError(f"{'/'.join(parts)} is no regular file")
-            yield number
+            yield descriptor
         finally:
-            os.close(number)
+            os.close(descriptor)
 
     @contextmanager
     def _open_folder(self, parts: tuple[str, ...]) -> Iterator[int]:
-        here = os.dup(self._descriptor)
+        """Open a folder step by step without following links, and yield its descriptor within the block."""
+        descriptor = os.dup(self._descriptor)
         try:
-            for part in parts:
-                below = _open_step(here, part, _FOLDER, parts)
-                os.close(here)
-                here = below
-            yield here
+            for component in parts:
+                child = _open_step(descriptor, component, _FOLDER, parts)
+                os.close(descriptor)
+                descriptor = child
+            yield descriptor
         finally:
-            os.close(here)
+            os.close(descriptor)
 
 
-def _open_step(above: int, name: str, flags: int, parts: tuple[str, ...]) -> int:
+def _open_step(parent_fd: int, name: str, flags: int, parts: tuple[str, ...]) -> int:
+    """Open one name inside the open folder `parent_fd`, and return the descriptor.
+
+    Args:
+        parts: the complete path, for the error.
+
+    Raises:
+        PathEscapeError: the name is a link, or leads out of the folder.
+        OSError: any other failure.
+    """
     try:
-        return _open_beneath(above, name, flags)
+        return _open_beneath(parent_fd, name, flags)
     except OSError as error:
-        if error.errno in _OUTSIDE or _is_link(above, name):
+        if error.errno in _OUTSIDE or _is_link(parent_fd, name):
             raise PathEscapeError(f"{'/'.join(parts)} leads over a link or a file") from error
         raise
 
 
-def _is_link(above: int, name: str) -> bool:
+def _is_link(parent_fd: int, name: str) -> bool:
+    """Return True if the name in the open folder is a symbolic link."""
     try:
-        return stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode)
+        return stat.S_ISLNK(os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_mode)
     except OSError:
         return False
 
 
-def _open_beneath(above: int, name: str, flags: int) -> int:
-    """Open one step of a path inside the folder `above`, without following links.
+def _open_beneath(parent_fd: int, name: str, flags: int) -> int:
+    """Open one step of a path inside the open folder `parent_fd`, without following links. Raises OSError.
 
     Without openat2 (kernels before 5.6, or a filter) O_NOFOLLOW suffices, since `name` has no slash.
     """
     mode = 0o644 if flags & os.O_CREAT else 0
-    how = struct.pack("QQQ", flags, mode, _NO_SYMLINKS | _BENEATH)
+    open_how = struct.pack("QQQ", flags, mode, _NO_SYMLINKS | _BENEATH)
     libc = ctypes.CDLL(None, use_errno=True)
-    number: int = libc.syscall(ctypes.c_long(_OPENAT2), above, os.fsencode(name), how, ctypes.c_size_t(len(how)))
-    if number >= 0:
-        return number
-    problem = ctypes.get_errno()
-    if problem in (errno.ENOSYS, errno.EPERM):
-        return os.open(name, flags, 0o644, dir_fd=above)
-    raise OSError(problem, os.strerror(problem), name)
+    descriptor: int = libc.syscall(
+        ctypes.c_long(_OPENAT2), parent_fd, os.fsencode(name), open_how, ctypes.c_size_t(len(open_how))
+    )
+    if descriptor >= 0:
+        return descriptor
+    error_number = ctypes.get_errno()
+    if error_number in (errno.ENOSYS, errno.EPERM):
+        return os.open(name, flags, 0o644, dir_fd=parent_fd)
+    raise OSError(error_number, os.strerror(error_number), name)
 
 
 def _split_path(path: str) -> tuple[str, ...]:
+    """Return the components of a relative path. Raises PathEscapeError for an absolute path, or one with `..`."""
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
     if path.startswith("/") or not parts or ".." in parts or "\0" in path:
         raise PathEscapeError(f"{path!r} is no path within the working folder")

@@ -15,6 +15,10 @@ from ajet_sandbox.inside.open_rule import restrict_opening
 
 
 def main() -> None:
+    """Read the settings, set user and limits, and execute the command with the given variables.
+
+    The settings are the JSON argument; `environment` is the descriptor with the variables.
+    """
     settings = json.loads(sys.argv[1])
     if settings["uid"] is not None:
         os.setgroups([])
@@ -23,10 +27,10 @@ def main() -> None:
     limits = {"CORE": 0, "NOFILE": settings["files"], "AS": settings["memory"], "FSIZE": settings["disk"]}
     if settings["processes"]:
         limits["NPROC"] = settings["processes"]
-    for name, most in limits.items():
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
+    for name, limit in limits.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
     os.chdir(settings["folder"])
-    with open(settings["environment"], "rb") as given:
-        environment = json.load(given)
+    with open(settings["environment"], "rb") as file:
+        environment = json.load(file)
     restrict_opening(settings["projects"])
     os.execvpe(settings["command"][0], settings["command"], environment)

@@ -25,18 +25,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Filter(ctypes.Structure):
+    """The kernel's `struct sock_fprog`: number of instructions, and their bytes."""
+
     _fields_ = [("count", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 
 
 def _check_result(value: int) -> int:
+    """Return the result of a system call. Raises OSError with the C library's errno if it is negative."""
     if value < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, os.strerror(error_number))
     return value
 
 
 def prctl(option: int, value: int) -> None:
-    """Call prctl(option, value) of this process."""
+    """Set an option of this process by the system call prctl. Raises OSError."""
     _check_result(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
 
 
@@ -48,8 +51,8 @@ def load_filter(code: bytes) -> None:
 
 def read_landlock_version() -> int:
     """Return the version of Landlock's interface, or 0 without Landlock."""
-    found: int = _libc.syscall(ctypes.c_long(_CREATE), None, ctypes.c_size_t(0), ctypes.c_uint(1))
-    return max(found, 0)
+    version: int = _libc.syscall(ctypes.c_long(_CREATE), None, ctypes.c_size_t(0), ctypes.c_uint(1))
+    return max(version, 0)
 
 
 def apply_landlock(readable: list[str], writable: list[str], devices: list[str]) -> None:
@@ -63,16 +66,16 @@ def apply_landlock(readable: list[str], writable: list[str], devices: list[str])
         devices: existing files to read and write.
     """
     version = read_landlock_version()
-    files = _FILES_OF_ABI.get(version, _FILES_OF_ABI[5])
-    ruleset = create_ruleset(files, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
+    file_rights = _FILES_OF_ABI.get(version, _FILES_OF_ABI[5])
+    ruleset = create_ruleset(file_rights, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     try:
         for paths, rights in (
             (readable, EXECUTE | READ_FILE | READ_DIR),
-            (writable, files & ~EXECUTE | EXECUTE),
+            (writable, file_rights & ~EXECUTE | EXECUTE),
             (devices, READ_FILE | WRITE_FILE),
         ):
             for path in paths:
-                _allow_path(ruleset, path, rights & files)
+                _allow_path(ruleset, path, rights & file_rights)
         enforce_ruleset(ruleset)
     finally:
         os.close(ruleset)
@@ -110,13 +113,14 @@ def enforce_ruleset(ruleset: int) -> None:
 
 
 def _allow_path(ruleset: int, path: str, rights: int) -> None:
+    """Grant rights to a path, for a file only those that apply to files. A missing path is skipped."""
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return
     try:
         if not os.path.isdir(path):
             rights &= _OF_FILES
-        add_rule(ruleset, place, rights)
+        add_rule(ruleset, descriptor, rights)
     finally:
-        os.close(place)
+        os.close(descriptor)

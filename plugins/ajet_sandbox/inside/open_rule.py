@@ -42,10 +42,10 @@ def restrict_opening(projects: Collection[str]) -> None:
         os.close(ruleset)
 
 
-def _open_folders(here: str, projects: Collection[str]) -> Iterator[str]:
-    """Yield the paths below `here` that contain no project and are no part of one."""
-    for name in os.listdir(here):
-        path = os.path.join(here, name)
+def _open_folders(folder: str, projects: Collection[str]) -> Iterator[str]:
+    """Yield the paths below `folder` that contain no project and are no part of one."""
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
         if path in projects or os.path.islink(path):
             continue
         if any(project.startswith(f"{path}/") for project in projects):
@@ -61,7 +61,7 @@ def _allow_files(ruleset: int, top: str) -> None:
     are allowed as a whole.
     """
     files: list[tuple[int, os.DirEntry[str]]] = []
-    secrets: set[tuple[int, int]] = set()
+    secret_inodes: set[tuple[int, int]] = set()
     for listing in walk_project(top):
         for entry in listing.foreign:
             _allow_path(ruleset, entry.path, kernel.READ_FILE)
@@ -70,39 +70,43 @@ def _allow_files(ruleset: int, top: str) -> None:
             if not (is_secret(entry.name) or is_lock(entry.name)):
                 files.append((device, entry))
             elif not _allow_cover(ruleset, entry.path, device):
-                secrets.add((device, entry.inode()))
+                secret_inodes.add((device, entry.inode()))
     for device, entry in files:
-        if not secrets or (device, entry.inode()) not in secrets:
+        if not secret_inodes or (device, entry.inode()) not in secret_inodes:
             _allow_path(ruleset, entry.path, kernel.READ_FILE)
 
 
 def _allow_cover(ruleset: int, path: str, device: int) -> bool:
-    """Allow an empty file mounted over a secret file or lock file. Return False for the project's own file.
+    """Allow an empty file that is mounted over a secret file or lock file.
 
     Args:
-        device: The folder's device; a mounted file lies on another device.
+        device: device of the folder; a mounted file lies on another device.
+
+    Returns:
+        True if the path is such a cover (or has vanished), False if it is the project's own file, which stays
+        forbidden.
     """
     try:
-        place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return True  # it has just gone
     try:
-        found = os.fstat(place)
-        covers = found.st_size == 0 and found.st_dev != device
-        if covers:
-            kernel.add_rule(ruleset, place, kernel.READ_FILE)
-        return covers
+        status = os.fstat(descriptor)
+        is_cover = status.st_size == 0 and status.st_dev != device
+        if is_cover:
+            kernel.add_rule(ruleset, descriptor, kernel.READ_FILE)
+        return is_cover
     finally:
-        os.close(place)
+        os.close(descriptor)
 
 
 def _allow_path(ruleset: int, path: str, rights: int) -> None:
     """Allow a file, or all files below a folder. A link is allowed without its target, and so opens no file."""
     try:
-        place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return  # it has just gone, or this user cannot go there
     try:
-        kernel.add_rule(ruleset, place, rights)
+        kernel.add_rule(ruleset, descriptor, rights)
     finally:
-        os.close(place)
+        os.close(descriptor)

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class PipedLine:
-    """The connection to the host, with the socket methods that the resident uses."""
+    """The connection to the host, with the socket methods that the resident process uses."""
 
     def __init__(self) -> None:
         self._input_fd, self._output_fd = os.dup(0), os.dup(1)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1):
-            os.dup2(nothing, number)
-        os.close(nothing)
+        null_fd = os.open(os.devnull, os.O_RDWR)
+        for standard_fd in (0, 1):
+            os.dup2(null_fd, standard_fd)
+        os.close(null_fd)
 
     def fileno(self) -> int:
         """Return the descriptor for polling."""
@@ -40,7 +40,11 @@ class PipedLine:
 
 
 def handle_file_order(order: Mapping[str, Any], blobs: list[bytes]) -> tuple[Any, ...]:
-    """Read or write a file of the working folder as the host requests, and return the answer."""
+    """Read or write a file of the working folder, as the host requests.
+
+    Returns:
+        The answer as (head, content…): the head is {} on success, else it has `unsafe` or `errno`.
+    """
     folder = SandboxFolder(os.open(".", os.O_RDONLY | os.O_DIRECTORY), None)
     try:
         if order["do"] == "read":

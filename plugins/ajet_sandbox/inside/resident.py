@@ -28,7 +28,8 @@ PIECE = 1 << 16
 def main(settings: Mapping[str, Any]) -> None:
     """Change to the sandbox's user, report readiness, send a descriptor of the working folder, and serve calls.
 
-    If the connection is standard input and output, no descriptor can be sent: the resident then accesses files itself.
+    If the connection is standard input and output, no descriptor can be sent: the resident process then accesses files
+    itself.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if settings["uid"] is not None:
@@ -46,7 +47,7 @@ def main(settings: Mapping[str, Any]) -> None:
         piped.sendall(b"!g" if 0 < read_memory_limit() <= settings["memory"] else b"!.")
         Resident(piped, settings).serve()
     os.write(settings["line"], b"!")
-    import _socket  # from here on while the host thinks of its first call
+    import _socket  # imported after the report, while the host prepares its first call
 
     line = _socket.socket(fileno=settings["line"])
     folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
@@ -92,9 +93,10 @@ class Resident:
                 self._line.sendall(pack_frame(*piped.handle_file_order(head, blobs)))
 
     def _receive_bytes(self) -> bool:
-        more = self._line.recv(PIECE)
-        self._frames.feed(more)
-        return bool(more)
+        """Receive bytes of the host. Return False once the host has closed the connection."""
+        received = self._line.recv(PIECE)
+        self._frames.feed(received)
+        return bool(received)
 
     def end_all(self) -> None:
         """Kill all processes of the sandbox, then exit."""
@@ -103,7 +105,9 @@ class Resident:
         os._exit(0)
 
     def run_call(self, order: Mapping[str, Any], blobs: list[bytes]) -> Any:
-        """Run one call and return its answer: a head with the reason of the end, and both outputs.
+        """Run one call, end its processes, and return its answer: (head, standard output, standard error).
+
+        The head says why the call ended, with exit code and seconds.
 
         Args:
             order: the host's request: command, variables and limits.
@@ -112,31 +116,31 @@ class Resident:
         stdin = os.memfd_create("stdin")
         _write_all(stdin, blobs[0])
         os.lseek(stdin, 0, os.SEEK_SET)
-        out, its_out = os.pipe()
-        err, its_err = os.pipe()
-        ends = (stdin, its_out, its_err)
-        began = time.monotonic()
+        out, child_out = os.pipe()
+        err, child_err = os.pipe()
+        ends = (stdin, child_out, child_err)
+        started_at = time.monotonic()
         try:
-            fresh = self._start_call(order, ends, blobs)
+            pid = self._start_call(order, ends, blobs)
         except OSError as error:
             ended: tuple[str, int] = ("exit", 126)
-            text = [b"", f"no process could be started: {error.strerror}\n".encode()]
+            outputs = [b"", f"no process could be started: {error.strerror}\n".encode()]
             _close_all(*ends, out, err)
         else:
             _close_all(*ends)
-            watched = RunningCall(self, fresh, order, (out, err), began)
-            ended, text = watched.wait_until_over()
+            running = RunningCall(self, pid, order, (out, err), started_at)
+            ended, outputs = running.wait_until_over()
             _close_all(out, err)
         if order["keep"] and ended[0] != "exit":
             self._session = None
         has_session = self._session is not None
         self.end_calls()
-        head = {"ended": ended[0], "code": ended[1], "kept": has_session, "seconds": time.monotonic() - began}
+        head = {"ended": ended[0], "code": ended[1], "kept": has_session, "seconds": time.monotonic() - started_at}
         if self._settings["line"] is None:
             from ajet_sandbox.inside import usage
 
             head["killed"] = usage.count_killed()
-        return head, text[0], text[1]
+        return head, outputs[0], outputs[1]
 
     def _start_call(self, order: Mapping[str, Any], ends: tuple[int, int, int], blobs: list[bytes]) -> int:
         """Fork a process for the call and return its id.
@@ -162,9 +166,9 @@ class Resident:
 
     def take_session_pid(self) -> int:
         """Forget the ended session and return its process id, which must still be reaped."""
-        gone: int = self._session.pid
+        pid: int = self._session.pid
         self._session = None
-        return gone
+        return pid
 
     @property
     def line(self) -> Any:
@@ -183,49 +187,49 @@ class Resident:
 
     def take_frame(self) -> dict | None:
         """Return the next complete message received earlier, or None."""
-        found = self._frames.take_frame()
-        return found[0] if found is not None else None
+        frame = self._frames.take_frame()
+        return frame[0] if frame is not None else None
 
     def list_processes(self) -> list[int]:
         """Return the ids of all processes of calls, including the session, parents before children."""
         if self.is_namespace_init:
             return [int(name) for name in os.listdir("/proc") if name.isdecimal() and name != "1"]
-        found, todo = [], [os.getpid()]
-        while todo:
-            below = _list_children(todo.pop())
-            found += below
-            todo += below
-        return found
+        pids, pending = [], [os.getpid()]
+        while pending:
+            children = _list_children(pending.pop())
+            pids += children
+            pending += children
+        return pids
 
     def end_calls(self) -> None:
         """Kill and reap all processes except the session."""
-        keeper = self._session.pid if self._session is not None else 0
+        session_pid = self._session.pid if self._session is not None else 0
         while True:
             # Signal -1 reaches every process of the namespace except process 1, so no fork can escape it.
-            if keeper == 0 and self.is_namespace_init:
+            if session_pid == 0 and self.is_namespace_init:
                 try:
                     os.kill(-1, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
             else:
                 for pid in self.list_processes():
-                    if pid != keeper:
+                    if pid != session_pid:
                         _kill_process(pid)
-            if not self._reap_processes(keeper):
+            if not self._reap_processes(session_pid):
                 return
 
-    def _reap_processes(self, keeper: int) -> bool:
-        """Reap ended child processes. Return True if others than `keeper` are still ending."""
+    def _reap_processes(self, session_pid: int) -> bool:
+        """Reap ended child processes. Return True if processes other than the session are still ending."""
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return False
             if pid == 0:
-                left = [process for process in self.list_processes() if process != keeper]
-                if left:
+                remaining = [process for process in self.list_processes() if process != session_pid]
+                if remaining:
                     time.sleep(0.0005)
-                return bool(left)
+                return bool(remaining)
 
 
 class RunningCall:
@@ -248,41 +252,45 @@ class RunningCall:
 
     def _wait_for_end(self) -> tuple[str, int]:
         """Wait until the call's process ends, is stopped or exceeds a limit. Return (cause, exit code)."""
-        poll, line = select.poll(), self._resident.line.fileno()
-        process = os.pidfd_open(self._pid) if self._pid else self._resident.session.line.fileno()
-        for number in (*self._ends, line, process):
-            poll.register(number, select.POLLIN)
-        looks = self._order["watch_memory"] or self._order["watch_disk"]
+        poll, line_fd = select.poll(), self._resident.line.fileno()
+        # A stateful call has no process of its own: the session's line then reports its end.
+        process_fd = os.pidfd_open(self._pid) if self._pid else self._resident.session.line.fileno()
+        for fd in (*self._ends, line_fd, process_fd):
+            poll.register(fd, select.POLLIN)
+        must_measure = self._order["watch_memory"] or self._order["watch_disk"]
         try:
             # The order to stop may have arrived together with the call.
             if _is_stop(self._resident.take_frame()):
                 return "stopped", -signal.SIGKILL
             while True:
-                left = self._deadline - time.monotonic()
-                if left <= 0:
+                seconds_left = self._deadline - time.monotonic()
+                if seconds_left <= 0:
                     return "time", -signal.SIGKILL
-                ready = [number for number, _ in poll.poll(1000 * (min(left, LOOK_EVERY) if looks else left))]
+                ready = [
+                    fd for fd, _ in poll.poll(1000 * (min(seconds_left, LOOK_EVERY) if must_measure else seconds_left))
+                ]
                 for end in self._ends:
                     if end in ready and not self._read_output(end):
                         poll.unregister(end)
                 if sum(map(len, self._text.values())) > self._order["output"]:
                     self._cut_output()
                     return "output", -signal.SIGKILL
-                if line in ready and self._is_stopped():
+                if line_fd in ready and self._is_stopped():
                     return "stopped", -signal.SIGKILL
-                if process in ready:
+                if process_fd in ready:
                     self._drain_pipes()
                     return self._read_exit()
-                if looks and (over := self._find_exceeded()):
-                    return over, -signal.SIGKILL
+                if must_measure and (exceeded := self._find_exceeded()):
+                    return exceeded, -signal.SIGKILL
         finally:
             if self._pid:
-                os.close(process)
+                os.close(process_fd)
 
     def _read_output(self, end: int) -> bool:
-        more = os.read(end, PIECE)
-        self._text[end] += more
-        return bool(more)
+        """Read one chunk of an output pipe. Return False at its end."""
+        chunk = os.read(end, PIECE)
+        self._text[end] += chunk
+        return bool(chunk)
 
     def _drain_pipes(self) -> None:
         """Read what the pipes hold now. Output that leftover processes write later is ignored."""
@@ -296,12 +304,14 @@ class RunningCall:
         self._cut_output()
 
     def _cut_output(self) -> None:
-        room = self._order["output"]
+        """Drop the output beyond the limit; standard output has precedence over standard error."""
+        free_bytes = self._order["output"]
         for end in self._ends:
-            del self._text[end][room:]
-            room -= len(self._text[end])
+            del self._text[end][free_bytes:]
+            free_bytes -= len(self._text[end])
 
     def _is_stopped(self) -> bool:
+        """Return True if the host has ordered to stop the call. End the sandbox if the host is gone."""
         try:
             frame = self._resident.read_frame()
         except EOFError:
@@ -309,8 +319,13 @@ class RunningCall:
         return _is_stop(frame)
 
     def _read_exit(self) -> tuple[str, int]:
+        """Return (cause, exit code) of the ended call, and reap its process.
+
+        A stateful call normally ends without its session, which reports the exit code; else the session itself has
+        ended.
+        """
         pid = self._pid
-        if not pid:
+        if not pid:  # a stateful call
             if (code := self._resident.session.ended()) is not None:
                 return "exit", code
             pid = self._resident.take_session_pid()
@@ -321,13 +336,14 @@ class RunningCall:
         return ("time" if code == -signal.SIGXCPU else "signal"), code
 
     def _find_exceeded(self) -> str:
+        """Measure the call's processes and files. Return the exceeded limit ("memory" or "disk"), or ""."""
         from ajet_sandbox.inside import usage
 
-        tree = self._resident.list_processes()
+        pids = self._resident.list_processes()
         has_own_network = self._resident.is_namespace_init
         if (
             self._order["watch_memory"]
-            and usage.measure_memory(tree, has_own_network=has_own_network) > self._order["memory"]
+            and usage.measure_memory(pids, has_own_network=has_own_network) > self._order["memory"]
         ):
             return "memory"
         if self._order["watch_disk"] and usage.measure_disk(".", self._order["disk"]) > self._order["disk"]:
@@ -336,33 +352,37 @@ class RunningCall:
 
 
 def _is_stop(frame: dict | None) -> bool:
+    """Return True if the message orders to stop the call."""
     return frame is not None and frame.get("do") == "stop"
 
 
 def _list_children(pid: int) -> list[int]:
-    found: list[int] = []
+    """Return the process ids of a process's children, started by any of its threads."""
+    pids: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/children") as children:
-                found += map(int, children.read().split())
+                pids += map(int, children.read().split())
     except OSError:
         pass  # it has ended
-    return found
+    return pids
 
 
 def _kill_process(pid: int) -> None:
+    """Kill a process, unless it has ended."""
     try:
         os.kill(pid, signal.SIGKILL)
     except OSError:
         pass  # it has ended
 
 
-def _close_all(*numbers: int) -> None:
-    for number in numbers:
-        os.close(number)
+def _close_all(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
-def _write_all(number: int, content: bytes) -> None:
+def _write_all(descriptor: int, content: bytes) -> None:
+    """Write all bytes; a single `write` may write only a part."""
     view = memoryview(content)
     while view:
-        view = view[os.write(number, view) :]
+        view = view[os.write(descriptor, view) :]

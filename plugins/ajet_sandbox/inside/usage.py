@@ -23,30 +23,31 @@ def measure_memory(tree: list[int], *, has_own_network: bool) -> int:
     total = mapped_shared = 0
     files: dict[str, int] = {}
     for pid in tree:
-        held, shared = _measure_mapped(pid)
-        total += held
-        mapped_shared += shared
+        mapped, shared_bytes = _measure_mapped(pid)
+        total += mapped
+        mapped_shared += shared_bytes
         files.update(_measure_open_files(pid))
     memfds = sum(size for name, size in files.items() if name.startswith("memfd"))
-    others = sum(size for name, size in files.items() if not name.startswith("memfd"))
+    pipes_and_sockets = sum(size for name, size in files.items() if not name.startswith("memfd"))
     # The mapped part of the memfds is in the processes' PSS already.
-    return total + max(0, memfds - mapped_shared) + others + (_measure_queues() if has_own_network else 0)
+    return total + max(0, memfds - mapped_shared) + pipes_and_sockets + (_measure_queues() if has_own_network else 0)
 
 
 def _measure_mapped(pid: int) -> tuple[int, int]:
     """Return (bytes of mapped memory, bytes of it in shared memory files) of a process."""
-    held = shared = 0
+    mapped = shared = 0
     try:
         with open(f"/proc/{pid}/smaps_rollup") as rollup:
             for row in rollup:
-                name, _, rest = row.partition(":")
+                name, _, value = row.partition(":")
                 if name in ("Pss", "SwapPss", "Shared_Hugetlb", "Private_Hugetlb"):
-                    held += int(rest.split()[0]) * 1024
+                    mapped += int(value.split()[0]) * 1024
                 elif name == "Pss_Shmem":
-                    shared = int(rest.split()[0]) * 1024
-        return held, shared
+                    shared = int(value.split()[0]) * 1024
+        return mapped, shared
     except OSError:
         pass
+    # Without smaps_rollup, the resident set is counted, in which shared pages count in each process.
     try:
         with open(f"/proc/{pid}/statm") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"), 0
@@ -59,7 +60,7 @@ def _measure_open_files(pid: int) -> dict[str, int]:
 
     The keys identify the kernel's object, so one that several processes share counts once.
     """
-    found: dict[str, int] = {}
+    bytes_by_object: dict[str, int] = {}
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             folder = f"/proc/{pid}/task/{task}/fd"
@@ -67,19 +68,19 @@ def _measure_open_files(pid: int) -> dict[str, int]:
                 try:
                     link = os.readlink(f"{folder}/{number}")
                     if link.startswith("socket:"):
-                        found[link] = _read_socket_size()
+                        bytes_by_object[link] = _read_socket_size()
                     elif link.startswith("pipe:"):
-                        found[link] = _PIPE
+                        bytes_by_object[link] = _PIPE
                     elif link.startswith("/memfd:"):
                         file = os.stat(f"{folder}/{number}")
-                        found[f"memfd {file.st_ino}"] = file.st_blocks * 512
+                        bytes_by_object[f"memfd {file.st_ino}"] = file.st_blocks * 512  # in units of 512 bytes
                 except FileNotFoundError:
                     continue  # it has just been closed
     except FileNotFoundError:
         pass  # it has ended
-    except PermissionError:
-        found[f"hidden {pid}"] = _read_file_limit(pid) * _read_socket_size()
-    return found
+    except PermissionError:  # unreadable files: counted as a socket for each file that the process may open
+        bytes_by_object[f"hidden {pid}"] = _read_file_limit(pid) * _read_socket_size()
+    return bytes_by_object
 
 
 def _read_socket_size() -> int:
@@ -92,6 +93,7 @@ def _read_socket_size() -> int:
 
 
 def _read_file_limit(pid: int) -> int:
+    """Return how many files a process may open, or 0 if that cannot be read."""
     try:
         with open(f"/proc/{pid}/limits") as limits:
             return next(int(row.split()[3]) for row in limits if row.startswith("Max open files"))
@@ -107,8 +109,8 @@ def _measure_queues() -> int:
             with open(path) as rows:
                 next(rows, None)
                 for row in rows:
-                    sends, _, receives = row.split()[4].partition(":")
-                    total += int(sends, 16) + int(receives, 16)
+                    send_queue, _, receive_queue = row.split()[4].partition(":")
+                    total += int(send_queue, 16) + int(receive_queue, 16)
         except OSError:
             continue
     return total
@@ -120,14 +122,15 @@ def measure_disk(folder: str, enough: int) -> int:
     The search stops above `enough` bytes. An unreadable folder (closed, or deeper than the longest path) counts as too
     much.
     """
-    total, todo = 0, [folder]
-    while todo and total <= enough:
+    total, pending = 0, [folder]
+    while pending and total <= enough:
         try:
-            with os.scandir(todo.pop()) as entries:
+            with os.scandir(pending.pop()) as entries:
                 for entry in entries:
+                    # 512 more for the entry itself, so that many empty files count too.
                     total += entry.stat(follow_symlinks=False).st_blocks * 512 + 512
                     if entry.is_dir(follow_symlinks=False):
-                        todo.append(entry.path)
+                        pending.append(entry.path)
         except FileNotFoundError:
             continue  # it has just gone
         except OSError:

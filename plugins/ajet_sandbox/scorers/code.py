@@ -146,41 +146,46 @@ class CodeScorer:
         """Return one reason per failed test, or only the first without partial scores."""
         failed: list[str] = []
         for test in tests:
-            if why := run_test(test, sandbox, program, limits):
-                failed.append(why)
+            if reason := run_test(test, sandbox, program, limits):
+                failed.append(reason)
                 if not self._gives_partial_score:
                     break
         return failed
 
 
 def run_test(test: CodeTest, sandbox: Sandbox, program: str, limits: Limits) -> str:
-    """Return why a program fails a test, or "" on success.
+    """Run one test against a program in the sandbox. Return why the program fails, or "" on success.
+
+    The driver program inside prints `ready_marker` once the test's imports work, and lines with the secret `end_marker`
+    for each result. The answer's code runs before `end_marker` is read, so it cannot print the lines itself.
 
     Raises:
-        SandboxFailure: The sandbox was lost.
-        JudgeFailure: The test imports a module missing from the sandbox.
+        SandboxFailure: the sandbox was lost.
+        JudgeFailure: the test imports a module missing from the sandbox.
     """
     if isinstance(test, InputOutputTest):
         return _run_program(test, sandbox, program, limits)
-    word = secrets.token_hex(16)
-    before = _LEETCODE_IMPORTS if isinstance(test, CallTest) or "Solution()" in test.code else ""
+    end_marker = secrets.token_hex(16)
+    preset_imports = _LEETCODE_IMPORTS if isinstance(test, CallTest) or "Solution()" in test.code else ""
     code, assertions = split_assertions(test.code) if isinstance(test, StatementTest) else ("", [])
-    call: list[Any] = [code, word] if isinstance(test, StatementTest) else [test.function, test.arguments, word]
-    ready = secrets.token_hex(16)
+    call_line: list[Any] = (
+        [code, end_marker] if isinstance(test, StatementTest) else [test.function, test.arguments, end_marker]
+    )
+    ready_marker = secrets.token_hex(16)
     imports = read_imports(test.code) if isinstance(test, StatementTest) else ""
-    lines = [[imports, ready], [before, program], call]
-    given = "".join(f"{json.dumps(line, default=_write_integer)}\n" for line in lines)
+    lines = [[imports, ready_marker], [preset_imports, program], call_line]
+    stdin = "".join(f"{json.dumps(line, default=_write_integer)}\n" for line in lines)
     driver = _STATEMENTS if isinstance(test, StatementTest) else _CALL
-    done = _run_code(sandbox, driver, given, limits)
-    if ready.encode() not in done.stdout:
+    run = _run_code(sandbox, driver, stdin, limits)
+    if ready_marker.encode() not in run.stdout:
         raise JudgeFailure(
-            f"the imports of the row's tests fail in the sandbox: {_explain_failure(done) or done.ended}. Set "
+            f"the imports of the row's tests fail in the sandbox: {_explain_failure(run) or run.ended}. Set "
             "environment.sandbox_python to a Python that has the packages"
         )
-    reports = [line[len(word) :] for line in done.stdout.splitlines() if line.startswith(word.encode())]
-    if not done.good or not reports:
-        return _explain_failure(done) or "the program ended before its test did"
-    if isinstance(test, StatementTest) and reports.pop():
+    reports = [line[len(end_marker) :] for line in run.stdout.splitlines() if line.startswith(end_marker.encode())]
+    if not run.good or not reports:
+        return _explain_failure(run) or "the program ended before its test did"
+    if isinstance(test, StatementTest) and reports.pop():  # the last line of a complete run is the bare marker
         return "the program ended before its test did"
     try:
         results = [load_json(report.decode()) for report in reports]
@@ -189,10 +194,10 @@ def run_test(test: CodeTest, sandbox: Sandbox, program: str, limits: Limits) -> 
     if isinstance(test, StatementTest):
         return find_failed(assertions, results)
     result = results[-1]
-    wanted = [test.wanted]
+    accepted_results = [test.wanted]  # APPS wraps a single result in a list
     if test.is_wrapped and isinstance(test.wanted, (list, tuple)) and len(test.wanted) == 1:
-        wanted.append(test.wanted[0])
-    return "" if any(is_same_value(result, each) for each in wanted) else "it returns something else"
+        accepted_results.append(test.wanted[0])
+    return "" if any(is_same_value(result, accepted) for accepted in accepted_results) else "it returns something else"
 
 
 def is_same_value(given: Any, wanted: Any) -> bool:
@@ -214,12 +219,12 @@ def is_same_value(given: Any, wanted: Any) -> bool:
 
 
 def _run_program(test: InputOutputTest, sandbox: Sandbox, program: str, limits: Limits) -> str:
-    """Run a complete program and compare its output."""
+    """Run a complete program on the test's input. Return "" if it prints the expected output, else the reason."""
     code = f"{_ANY_LENGTH}del sys\nexec(compile({program!r}, 'answer.py', 'exec'), globals())\n"
-    done = _run_code(sandbox, code, test.given, limits)
-    if not done.good:
-        return _explain_failure(done) or "it failed"
-    return "" if is_same_output(done.stdout.decode(errors="replace"), test.wanted) else "it prints something else"
+    result = _run_code(sandbox, code, test.given, limits)
+    if not result.good:
+        return _explain_failure(result) or "it failed"
+    return "" if is_same_output(result.stdout.decode(errors="replace"), test.wanted) else "it prints something else"
 
 
 def is_same_output(given: str, wanted: str) -> bool:
@@ -230,26 +235,34 @@ def is_same_output(given: str, wanted: str) -> bool:
     pairs = [_split_lines(given), _split_lines(wanted)]
     if pairs[0] == pairs[1]:
         return True
-    one, other = ([line.split() for line in lines] for lines in pairs)
-    return [len(words) for words in one] == [len(words) for words in other] and all(
-        word == right or _is_same_decimal(word, right)
-        for words, rights in zip(one, other, strict=True)
-        for word, right in zip(words, rights, strict=True)
+    given_words, wanted_words = ([text_line.split() for text_line in lines] for lines in pairs)
+    return [len(given_line) for given_line in given_words] == [len(given_line) for given_line in wanted_words] and all(
+        given_word == wanted_word or _is_same_decimal(given_word, wanted_word)
+        for given_line, wanted_line in zip(given_words, wanted_words, strict=True)
+        for given_word, wanted_word in zip(given_line, wanted_line, strict=True)
     )
 
 
-def _is_same_decimal(given: str, wanted: str) -> bool:
-    if not _DECIMAL.fullmatch(wanted) or not _NUMBER.fullmatch(given):
+def _is_same_decimal(given_text: str, wanted_text: str) -> bool:
+    """Return True if `wanted_text` is a decimal fraction, and `given_text` a number that differs by at most a millionth
+    of its size.
+    """
+    if not _DECIMAL.fullmatch(wanted_text) or not _NUMBER.fullmatch(given_text):
         return False
-    one, other = float(given), float(wanted)
-    return math.isfinite(one) and math.isfinite(other) and math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
+    given_number, wanted_number = float(given_text), float(wanted_text)
+    return (
+        math.isfinite(given_number)
+        and math.isfinite(wanted_number)
+        and math.isclose(given_number, wanted_number, rel_tol=1e-6, abs_tol=1e-9)
+    )
 
 
-def _run_code(sandbox: Sandbox, code: str, given: str, limits: Limits) -> Result:
-    done = sandbox.python(code, stdin=given.encode(errors="replace"), limits=limits)
-    if done.ended == "killed" or sandbox.lost:
-        raise SandboxFailure(f"the sandbox was lost during a test: {sandbox.lost or done.ended}")
-    return done
+def _run_code(sandbox: Sandbox, code: str, stdin: str, limits: Limits) -> Result:
+    """Run Python code in the sandbox with a text as standard input. Raises SandboxFailure if the sandbox is lost."""
+    result = sandbox.python(code, stdin=stdin.encode(errors="replace"), limits=limits)
+    if result.ended == "killed" or sandbox.lost:
+        raise SandboxFailure(f"the sandbox was lost during a test: {sandbox.lost or result.ended}")
+    return result
 
 
 def _write_integer(value: Any) -> dict[str, str]:
@@ -259,12 +272,14 @@ def _write_integer(value: Any) -> dict[str, str]:
     raise TypeError(f"JSON cannot represent a {type(value).__name__}")
 
 
-def _explain_failure(done: Result) -> str:
-    if done.ended not in ("exit", "signal"):
-        return f"a test reached the limit {done.ended}"
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
+def _explain_failure(result: Result) -> str:
+    """Return the limit that ended a run, or the last line of its errors, or ""."""
+    if result.ended not in ("exit", "signal"):
+        return f"a test reached the limit {result.ended}"
+    lines = result.stderr.decode(errors="replace").strip().splitlines()
     return lines[-1][:200] if lines else ""
 
 
 def _split_lines(text: str) -> list[str]:
+    """Return the lines of an output without trailing white space, and without empty lines at its end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]

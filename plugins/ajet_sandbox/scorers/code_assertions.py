@@ -81,12 +81,12 @@ def find_failed(assertions: list[ConstantAssertion], reports: Iterable[Any]) -> 
         assertions: the assertions of the test.
         reports: `[index, value]` of each executed assertion, as written by the sandbox.
     """
-    missing = {number for number, each in enumerate(assertions) if each.is_always_run}
+    missing = {index for index, assertion in enumerate(assertions) if assertion.is_always_run}
     for report in reports:
-        number, value = _read_report(report)
-        if not 0 <= number < len(assertions) or not assertions[number].compare(value, assertions[number].wanted):
+        index, value = _read_report(report)
+        if not 0 <= index < len(assertions) or not assertions[index].compare(value, assertions[index].wanted):
             return "AssertionError"
-        missing.discard(number)
+        missing.discard(index)
     return "an assertion was not run" if missing else ""
 
 
@@ -98,34 +98,41 @@ class _AssertionSplitter(ast.NodeTransformer):
         self._always: set[int] = set()
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
+        """Mark the top-level statements as always run, then visit all."""
         self._mark_always_run(node.body)
         return self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Visit a function. The statements of a test function without early end always run."""
         if node.decorator_list:
-            return node  # it may be skipped, or expected to fail
-        may_end_early = any(isinstance(each, ast.Return) for each in ast.walk(node)) or "skip" in ast.unparse(node)
+            return node  # a decorator may skip the test, or expect its failure
+        may_end_early = any(isinstance(child, ast.Return) for child in ast.walk(node)) or "skip" in ast.unparse(node)
         if (node.name == "check" or node.name.startswith("test")) and not may_end_early:
             self._mark_always_run(node.body)
         return self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        """Visit a class, except one with a decorator, which may skip its tests."""
         return node if node.decorator_list else self.generic_visit(node)
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
+        """Visit a `try` statement, except one whose handlers may catch a failed assertion."""
         return node if node.handlers else self.generic_visit(node)
 
     def visit_With(self, node: ast.With) -> ast.AST:
+        """Visit a `with` statement, except one that expects an exception, such as `pytest.raises`."""
         is_failure_expected = any("raises" in ast.unparse(item).lower() for item in node.items)
         return node if is_failure_expected else self.generic_visit(node)
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        """Replace `assert a == b` (or !=, is, is not) if one side is a constant."""
         test = node.test
         if not isinstance(test, ast.Compare) or len(test.ops) != 1 or type(test.ops[0]) not in _OPERATORS:
             return node
         return self._replace_assertion(node, _OPERATORS[type(test.ops[0])], test.left, test.comparators[0])
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        """Replace `self.assertEqual(a, b)` if one argument is a constant."""
         call = node.value
         is_equal = isinstance(call, ast.Call) and ast.unparse(call.func) == "self.assertEqual"
         if not isinstance(call, ast.Call) or not is_equal or len(call.args) < 2:
@@ -133,19 +140,25 @@ class _AssertionSplitter(ast.NodeTransformer):
         return self._replace_assertion(node, operator.eq, call.args[0], call.args[1])
 
     def _mark_always_run(self, body: list[ast.stmt]) -> None:
+        """Record that the statements are run whenever the test runs to its end."""
         self._always |= {id(statement) for statement in body}
 
     def _replace_assertion(
-        self, node: ast.stmt, compare: Callable[[Any, Any], bool], one: ast.expr, other: ast.expr
+        self, node: ast.stmt, compare: Callable[[Any, Any], bool], left: ast.expr, right: ast.expr
     ) -> ast.stmt:
-        stated, constants = one, _read_constant(other)
+        """Return a statement that reports the computed side of an assertion, and record the comparison with the
+        constant side.
+
+        Unless exactly one of the sides `left` and `right` is a constant, the assertion is returned unchanged.
+        """
+        computed, constants = left, _read_constant(right)
         if not constants:
-            stated, constants = other, _read_constant(one)
-        if not constants or _read_constant(stated):
+            computed, constants = right, _read_constant(left)
+        if not constants or _read_constant(computed):
             return node
-        number = ast.Constant(len(self.assertions))
+        index = ast.Constant(len(self.assertions))
         self.assertions.append(ConstantAssertion(compare, constants[0], id(node) in self._always))
-        report = ast.Call(ast.Name(REPORT, ast.Load()), [number, stated], [])
+        report = ast.Call(ast.Name(REPORT, ast.Load()), [index, computed], [])
         return ast.copy_location(ast.Expr(report), node)
 
 
@@ -161,9 +174,10 @@ def _read_constant(node: ast.expr) -> list[Any]:
 
 
 def _read_report(report: Any) -> tuple[int, Any]:
+    """Return (index, value) of a report. A malformed report, since the program is untrusted, gives index -1."""
     try:
-        number, value = report
-        return int(number), _read_plain(value)
+        index, value = report
+        return int(index), _read_plain(value)
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         return -1, None
 
@@ -172,18 +186,18 @@ def _read_plain(value: Any) -> Any:
     """Decode a value that `_plain` in the sandbox encoded for JSON."""
     if not isinstance(value, dict):
         return value
-    if not value:
+    if not value:  # a value that JSON cannot represent: equal to no constant
         return object()
-    ((kind, inside),) = value.items()
+    ((kind, encoded),) = value.items()
     if kind == "int":
-        return int(inside, 16)
+        return int(encoded, 16)
     if kind == "bytes":
-        return bytes.fromhex(inside)
+        return bytes.fromhex(encoded)
     if kind == "complex":
-        return complex(*inside)
+        return complex(*encoded)
     if kind == "ratio":
-        return Fraction(*(int(each, 16) for each in inside))
+        return Fraction(*(int(item, 16) for item in encoded))
     if kind == "dict":
-        return {_read_plain(key): _read_plain(each) for key, each in inside}
+        return {_read_plain(key): _read_plain(item) for key, item in encoded}
     make: Callable[[Any], Any] = {"list": list, "tuple": tuple, "set": set}[kind]
-    return make(_read_plain(each) for each in inside)
+    return make(_read_plain(item) for item in encoded)

@@ -78,12 +78,12 @@ def read_tests(row: Mapping[str, Any]) -> list[CodeTest]:
         JudgeFailure: the tests have no known format, or cannot fail.
     """
     for fields, _ in SHAPES:
-        found = [test for field in fields for test in _read_field(row, field, row.get(field))]
-        if found:
-            return found
-    nested = row.get("reward_model")  # verl's rows
-    truth = nested.get("ground_truth") if isinstance(nested, Mapping) else None
-    return list(_read_field(row, "reward_model.ground_truth", truth))
+        tests = [test for field in fields for test in _read_field(row, field, row.get(field))]
+        if tests:
+            return tests
+    reward_model = row.get("reward_model")  # verl's rows
+    ground_truth = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
+    return list(_read_field(row, "reward_model.ground_truth", ground_truth))
 
 
 def load_json(text: str) -> Any:
@@ -101,13 +101,20 @@ def load_json(text: str) -> Any:
 def read_imports(code: str) -> str:
     """Return the imports at the top level of a test, without those of the answer itself."""
     tree = parse_python(code)
-    found = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))] if tree else []
-    names = [{name.name for name in node.names} if isinstance(node, ast.Import) else {node.module} for node in found]
-    own = {"answer", "solution"}
-    return "".join(f"{ast.unparse(node)}\n" for node, named in zip(found, names, strict=True) if not named & own)
+    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))] if tree else []
+    modules = [
+        {name.name for name in node.names} if isinstance(node, ast.Import) else {node.module} for node in imports
+    ]
+    answer_modules = {"answer", "solution"}
+    return "".join(
+        f"{ast.unparse(node)}\n"
+        for node, imported in zip(imports, modules, strict=True)
+        if not imported & answer_modules
+    )
 
 
 def _read_field(row: Mapping[str, Any], field: str, value: Any) -> Iterator[CodeTest]:
+    """Yield the tests of one field of a data row."""
     reader = _FieldReader(row, field)
     yield from reader.read(value)
 
@@ -118,7 +125,7 @@ class _FieldReader:
     def __init__(self, row: Mapping[str, Any], field: str) -> None:
         self._row, self._field = row, field
         setup = [*self._read_texts("test_imports"), *self._read_texts("test_setup_code")]
-        self._setup_code = "".join(f"{each}\n" for each in setup)
+        self._setup_code = "".join(f"{statement}\n" for statement in setup)
 
     def read(self, value: Any) -> Iterator[CodeTest]:
         """Yield the tests of a field's value: text (code, JSON or compressed), an object, or a list."""
@@ -162,10 +169,10 @@ class _FieldReader:
         Only a plain text is unpickled, never an object.
         """
         try:
-            opened = zlib.decompressobj()
-            packed = opened.decompress(base64.b64decode(text), LARGEST)
-            found = _TextUnpickler(io.BytesIO(packed)).load()
-            return load_json(found if isinstance(found, str) else "")
+            decompressor = zlib.decompressobj()
+            pickled = decompressor.decompress(base64.b64decode(text), LARGEST)
+            text_or_number = _TextUnpickler(io.BytesIO(pickled)).load()
+            return load_json(text_or_number if isinstance(text_or_number, str) else "")
         except (
             ValueError,
             binascii.Error,
@@ -193,7 +200,7 @@ class _FieldReader:
                 return
         for input_key, output_key in (("inputs", "outputs"), ("input", "output"), ("input", "expected_output")):
             if input_key in value and output_key in value:
-                given, wanted = value[input_key], value[output_key]
+                test_input, expected = value[input_key], value[output_key]
                 break
         else:
             self._raise_failure(f"a case has {', '.join(map(str, value))}")
@@ -201,43 +208,58 @@ class _FieldReader:
         # A list under `input` holds the arguments of a named function. Without a function and further keys, it holds
         # one input per test, as `inputs` always does.
         is_parallel_lists = input_key == "inputs" or (
-            not function and isinstance(given, (list, tuple)) and len(value) == 2
+            not function and isinstance(test_input, (list, tuple)) and len(value) == 2
         )
         if not is_parallel_lists:
-            yield self._build_case(given, wanted, function)
+            yield self._build_case(test_input, expected, function)
             return
-        if not isinstance(given, (list, tuple)) or not isinstance(wanted, (list, tuple)) or len(given) != len(wanted):
+        if (
+            not isinstance(test_input, (list, tuple))
+            or not isinstance(expected, (list, tuple))
+            or len(test_input) != len(expected)
+        ):
             self._raise_failure("they need as many outputs as inputs")
-        for pair in zip(given, wanted, strict=True):
+        for pair in zip(test_input, expected, strict=True):
             yield self._build_case(*pair, function)
 
-    def _build_case(self, given: Any, wanted: Any, function: str) -> CodeTest:
+    def _build_case(self, test_input: Any, expected: Any, function: str) -> CodeTest:
+        """Return the test of one input and its expected output: a call if `function` is given, else a program run.
+
+        Arguments of a call are a list, or a text with one JSON value per line (LiveCodeBench). Raises JudgeFailure.
+        """
         if not function:
-            return InputOutputTest(self._join_lines(given), self._join_lines(wanted))
-        if isinstance(given, (list, tuple)):
-            return CallTest(function, list(given), wanted, is_wrapped=True)
-        if not isinstance(given, str) or not isinstance(wanted, str):
-            self._raise_failure(f"the arguments of {function} are {given!r:.80}")
+            return InputOutputTest(self._join_lines(test_input), self._join_lines(expected))
+        if isinstance(test_input, (list, tuple)):
+            return CallTest(function, list(test_input), expected, is_wrapped=True)
+        if not isinstance(test_input, str) or not isinstance(expected, str):
+            self._raise_failure(f"the arguments of {function} are {test_input!r:.80}")
         try:
-            arguments = [load_json(line) for line in given.split("\n") if line.strip()]
-            return CallTest(function, arguments, load_json(wanted), is_wrapped=False)
+            arguments = [load_json(line) for line in test_input.split("\n") if line.strip()]
+            return CallTest(function, arguments, load_json(expected), is_wrapped=False)
         except ValueError as error:
             self._raise_failure(f"arguments or result of {function} are not JSON: {error}")
 
     def _function_of(self, value: Mapping[str, Any]) -> str:
-        """Return the name of the function called by cases, or "" for standard input."""
+        """Return the name of the function that the cases call, or "" if they use standard input.
+
+        Args:
+            value: the JSON object of the tests; the name may also be in its metadata or in the row.
+
+        Raises:
+            JudgeFailure: the cases call a function without a usable name.
+        """
         kind = str(value.get("testtype") or value.get("type") or "").lower()
         name = value.get("fn_name") or value.get("func_name") or ""
         if kind in ("stdin", "stdin_stdout") or not (name or kind in ("functional", "function_call")):
             return ""
-        for about in (value.get("metadata"), self._row.get("metadata")):
-            if isinstance(about, str) and about.lstrip().startswith("{"):
+        for metadata in (value.get("metadata"), self._row.get("metadata")):
+            if isinstance(metadata, str) and metadata.lstrip().startswith("{"):
                 try:
-                    about = load_json(about)
+                    metadata = load_json(metadata)
                 except ValueError:
                     continue
-            if isinstance(about, Mapping):
-                name = name or about.get("func_name") or ""
+            if isinstance(metadata, Mapping):
+                name = name or metadata.get("func_name") or ""
         name = str(name or self._row.get("fn_name") or "")
         if not name.isidentifier():
             self._raise_failure(f"they call a function whose name is {name!r:.80}")
@@ -252,26 +274,28 @@ class _FieldReader:
         self._raise_failure(f"an input or output is {value!r:.80}")
 
     def _read_texts(self, field: str) -> Sequence[str]:
+        """Return the texts of a field: one text, a list, or a list written as text. Raises JudgeFailure."""
         value = self._row.get(field)
         if isinstance(value, str) and value.lstrip().startswith("["):
             value = self._decode_text(value)
-        found = [value] if isinstance(value, str) else list(value or ())
-        if not all(isinstance(each, str) for each in found):
+        texts = [value] if isinstance(value, str) else list(value or ())
+        if not all(isinstance(text, str) for text in texts):
             self._raise_failure(f"{field} is {value!r:.80}")
-        return found
+        return texts
 
     def _add_calls(self, code: str) -> str:
-        """Append calls of the test functions that the statements define.
+        """Return the test code with calls of the test functions that it defines but does not call.
 
-        Raises JudgeFailure for statements that cannot fail.
+        Raises:
+            JudgeFailure: the code is no Python, or contains no check that runs.
         """
         tree = parse_python(code)
         if tree is None:
             self._raise_failure(f"they are no Python: {code.strip()[:80]!r}")
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-        run = [node for node in tree.body if not isinstance(node, _DEFINITIONS) and not _is_main_guard(node)]
-        called = {each.func.id for node in run for each in ast.walk(node)
-                  if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)}  # fmt: skip
+        statements = [node for node in tree.body if not isinstance(node, _DEFINITIONS) and not _is_main_guard(node)]
+        called = {child.func.id for node in statements for child in ast.walk(node)
+                  if isinstance(child, ast.Call) and isinstance(child.func, ast.Name)}  # fmt: skip
         calls: list[str] = []
         entry = self._row.get("entry_point")
         if "check" in functions and "check" not in called and isinstance(entry, str) and _ENTRY.fullmatch(entry):
@@ -280,7 +304,9 @@ class _FieldReader:
         for node in tree.body:
             calls += self._calls_of(node, called)
         can_fail = [name in called and _has_check(function) for name, function in functions.items()]
-        if not (any(map(_has_check, run)) or any(can_fail) or any(not call.startswith("check(") for call in calls)):
+        if not (
+            any(map(_has_check, statements)) or any(can_fail) or any(not call.startswith("check(") for call in calls)
+        ):
             self._raise_failure(f"they check nothing that runs: {code.strip()[:80]!r}")
         return "\n".join([code, *calls])
 
@@ -299,29 +325,35 @@ class _FieldReader:
         methods = [
             statement for statement in node.body if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
         ]
-        tests = [each for each in methods if each.name.startswith("test")]
+        tests = [method for method in methods if method.name.startswith("test")]
         if is_unittest:
             for method in tests:
                 self._require_plain(method, 1)
             if not tests:
                 return []
             return [_RUN_UNITTEST.format(name=node.name)]
-        if any(each.name.startswith(("setup", "teardown")) for each in methods):
+        if any(method.name.startswith(("setup", "teardown")) for method in methods):
             self._raise_failure(f"{node.name} needs pytest's setup")
         for method in tests:
             self._require_plain(method, 1)
         return [f"{node.name}().{method.name}()" for method in tests]
 
-    def _require_plain(self, node: ast.FunctionDef | ast.AsyncFunctionDef, own: int) -> None:
-        wanted = node.args.posonlyargs + node.args.args
-        if len(wanted) - len(node.args.defaults) > own or isinstance(node, ast.AsyncFunctionDef):
+    def _require_plain(self, node: ast.FunctionDef | ast.AsyncFunctionDef, provided_count: int) -> None:
+        """Raise JudgeFailure unless a test function can be called directly and checks something.
+
+        Args:
+            provided_count: number of arguments that the caller provides: 1 (`self`) for a method, else 0.
+        """
+        parameters = node.args.posonlyargs + node.args.args
+        if len(parameters) - len(node.args.defaults) > provided_count or isinstance(node, ast.AsyncFunctionDef):
             self._raise_failure(f"{node.name} needs pytest (fixtures, parameters or async)")
         if not _has_check(node):
             self._raise_failure(f"{node.name} checks nothing")
 
-    def _raise_failure(self, why: str) -> NoReturn:
+    def _raise_failure(self, problem: str) -> NoReturn:
+        """Raise JudgeFailure about the field, with the accepted formats."""
         raise JudgeFailure(
-            f"the row's {self._field}: {why}. Expected statements that raise, cases with input and output, or "
+            f"the row's {self._field}: {problem}. Expected statements that raise, cases with input and output, or "
             "inputs and outputs (docs/scorers.md lists the data sets)"
         )
 
@@ -338,21 +370,23 @@ class _TextUnpickler(pickle.Unpickler):
     """Unpickle texts and numbers, and refuse a pickle with a class."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
+        """Refuse to load a class: a pickle of a data set could otherwise run code."""
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
 def _is_main_guard(node: ast.stmt) -> bool:
     """Return True for `if __name__ == …`, which is dropped since tests are not the main program."""
     return isinstance(node, ast.If) and any(
-        isinstance(each, ast.Name) and each.id == "__name__" for each in ast.walk(node.test)
+        isinstance(child, ast.Name) and child.id == "__name__" for child in ast.walk(node.test)
     )
 
 
 def _has_check(node: ast.AST) -> bool:
     """Return True if the node can raise depending on the program's behaviour."""
     if isinstance(node, ast.Assert):
-        always = isinstance(node.test, ast.Constant) and bool(node.test.value)
-        return not always and not (isinstance(node.test, ast.Tuple) and node.test.elts)
+        is_always_true = isinstance(node.test, ast.Constant) and bool(node.test.value)
+        # A nonempty tuple is always true: `assert (a == b, "message")`.
+        return not is_always_true and not (isinstance(node.test, ast.Tuple) and node.test.elts)
     if isinstance(node, ast.Raise):
         return True
     if isinstance(node, ast.Call):
@@ -370,6 +404,8 @@ def _catches_failure(node: ast.Try) -> bool:
         caught = ast.unparse(handler.type) if handler.type is not None else "BaseException"
         if any(name in re.findall(r"\w+", caught) for name in _CATCH_ALL):
             return not any(
-                isinstance(each, (ast.Raise, ast.Assert)) for part in handler.body for each in ast.walk(part)
+                isinstance(child, (ast.Raise, ast.Assert))
+                for statement in handler.body
+                for child in ast.walk(statement)
             )
     return False
