@@ -33,7 +33,7 @@ def behind_walls(server: Server, workdir: Path, uid: int | None) -> Server:
     if not server.confined:
         return server
     assert server.cwd is not None
-    command = tuple(_resolve_word(word, server.cwd) for word in server.command)
+    command = tuple(_resolve_word(argument, server.cwd) for argument in server.command)
     memory = server.resources.memory << 20
     limits = replace(SERVER_LIMITS, memory=memory) if memory else SERVER_LIMITS
     return replace(server, command=command, walls=Walls(workdir, (server.cwd, *server.shows), uid, limits))
@@ -72,7 +72,7 @@ class Workdir:
         self._folder_and_user: tuple[Path, int | None] | None = None
 
     def made(self) -> tuple[Path, int | None]:
-        """Create the folder on first use. Return (folder, user id, or None for the current user)."""
+        """Create the folder on first use. Return it with the servers' user id, or None for the current user."""
         if self._folder_and_user is None:
             self._root, uid = HeldFolder("ajet-tools-", mode=0o711), choose_uid()
             self._folder_and_user = make_workdir(self._root.path, "work", uid), uid
@@ -85,9 +85,9 @@ class Workdir:
         self._root = self._folder_and_user = None
 
 
-def _resolve_word(word: str, folder: Path) -> str:
+def _resolve_word(argument: str, folder: Path) -> str:
     """Return the full path of an argument that names a file in `folder`, else the argument unchanged.
 
     The sandboxed program starts in another folder, where a relative path would not resolve.
     """
-    return str(folder / word) if word and os.path.exists(folder / word) else word
+    return str(folder / argument) if argument and os.path.exists(folder / argument) else argument

@@ -39,14 +39,14 @@ def contained(server: Server) -> Contained:
     """
     program, name = find_engine(server.image), f"ajet-server-{secrets.token_hex(8)}"
     engine_variables = {key: value for key, value in os.environ.items() if ENGINE_VARIABLES.match(key)}
-    words = [
+    options = [
         program, "run", "--rm", "--interactive", "--pull", "never", "--name", name,
         "--label", f"{LABEL}={make_owner_label()}",
         "--log-driver", "none", "--network", server.network, "--stop-signal", "KILL",
         "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_build_limits(server),
     ]  # fmt: skip
     variables = pass_variables(server.env)
-    command = (*words, *variables.words, server.image, *server.command)
+    command = (*options, *variables.words, server.image, *server.command)
     return Contained(command, program, name, {**engine_variables, **variables.environment}, variables.descriptor)
 
 
@@ -71,9 +71,9 @@ def require_images(servers: Sequence[Server]) -> None:
 
 def _build_limits(server: Server) -> list[str]:
     """Return the container engine's options for CPU cores and memory of the server."""
-    words: list[str] = []
+    options: list[str] = []
     if server.resources.cores:
-        words += ["--cpus", f"{server.resources.cores:g}"]
+        options += ["--cpus", f"{server.resources.cores:g}"]
     if server.resources.memory:
-        words += ["--memory", f"{server.resources.memory}m", "--memory-swap", f"{server.resources.memory}m"]
-    return words
+        options += ["--memory", f"{server.resources.memory}m", "--memory-swap", f"{server.resources.memory}m"]
+    return options

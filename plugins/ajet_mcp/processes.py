@@ -96,22 +96,22 @@ class ServerProcess:
 
         A line longer than `limit` bytes is discarded while it arrives. `head` then holds its first 256 bytes.
         """
-        partial, skipping = bytearray(), False
+        partial, is_skipping = bytearray(), False
         while chunk := await self.stdout.read(1 << 18):
-            *complete, rest = chunk.split(b"\n")
-            for part in complete:
-                partial += part
-                if not skipping and len(partial) <= limit:
+            *complete, unfinished = chunk.split(b"\n")
+            for piece in complete:
+                partial += piece
+                if not is_skipping and len(partial) <= limit:
                     yield bytes(partial)
-                elif not skipping:
+                elif not is_skipping:
                     self.head = bytes(partial[:256])
                     yield None
-                partial, skipping = bytearray(), False
-            if skipping:
+                partial, is_skipping = bytearray(), False
+            if is_skipping:
                 continue
-            partial += rest
+            partial += unfinished
             if len(partial) > limit:
-                self.head, partial, skipping = bytes(partial[:256]), bytearray(), True
+                self.head, partial, is_skipping = bytes(partial[:256]), bytearray(), True
                 yield None
 
     async def gone(self) -> CallFailedError:
@@ -119,10 +119,10 @@ class ServerProcess:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), ENDS_S)
         code = self._process.returncode
-        ending = "closed its output" if code is None else f"ended with exit code {code}"
+        what_happened = "closed its output" if code is None else f"ended with exit code {code}"
         output = self._stderr_tail.decode("utf-8", "replace").strip()
-        more = f"; last lines of its standard error:\n{output}" if output else ""
-        return CallFailedError(f"the MCP server {self.name} {ending}{more}", "transport", lost=True)
+        stderr_note = f"; last lines of its standard error:\n{output}" if output else ""
+        return CallFailedError(f"the MCP server {self.name} {what_happened}{stderr_note}", "transport", lost=True)
 
     async def end(self, seconds: float) -> None:
         """End the process group: close its input, then send SIGTERM, then SIGKILL.
@@ -131,11 +131,15 @@ class ServerProcess:
             seconds: approximate limit on the complete shutdown.
         """
         self.stdin.close()
-        for number, patience in ((None, seconds / 2), (signal.SIGTERM, seconds / 4), (signal.SIGKILL, seconds / 4)):
-            if number is not None:
-                _signal_group(self._process.pid, number)
+        for signal_number, wait_s in (
+            (None, seconds / 2),
+            (signal.SIGTERM, seconds / 4),
+            (signal.SIGKILL, seconds / 4),
+        ):
+            if signal_number is not None:
+                _signal_group(self._process.pid, signal_number)
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._process.wait(), patience)
+                await asyncio.wait_for(self._process.wait(), wait_s)
                 break
         _signal_group(self._process.pid, signal.SIGKILL)
         if self._env_mark:
@@ -148,6 +152,7 @@ class ServerProcess:
         self._process.let_go()
 
     async def _read_errors(self, stream: asyncio.StreamReader) -> None:
+        """Read standard error until its end, and keep the last STDERR_BYTES bytes."""
         while chunk := await stream.read(65_536):
             self._stderr_tail = (self._stderr_tail + chunk)[-STDERR_BYTES:]
 
@@ -159,6 +164,13 @@ def _start_program(
     mark: str,
     descriptors: Sequence[int] = (),
 ) -> Coroutine[Any, Any, Child]:
+    """Return a coroutine that starts a command in its own process group.
+
+    Args:
+        environment: the server's variables, added to the few inherited ones of `_GIVEN`.
+        mark: value of the variable MARK, by which all processes of the server are found later.
+        descriptors: descriptors that the process inherits.
+    """
     inherited = {name: os.environ[name] for name in _GIVEN.split() if name in os.environ}
     return started(
         command,
@@ -179,16 +191,16 @@ async def _make_container(server: Server) -> Contained:
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
-        making.add_done_callback(_close_unused)
+        making.add_done_callback(_close_unused)  # the thread cannot be cancelled, so its result is closed later
         raise
     except SandboxFailure as problem:
         raise CallFailedError(f"the MCP server {server.name}: {problem}", "environment", lost=True) from problem
 
 
-def _close_unused(made: asyncio.Future[Contained]) -> None:
+def _close_unused(future: asyncio.Future[Contained]) -> None:
     """Close the descriptor of a container command whose start was cancelled meanwhile."""
-    if not made.cancelled() and made.exception() is None:
-        os.close(made.result().descriptor)
+    if not future.cancelled() and future.exception() is None:
+        os.close(future.result().descriptor)
 
 
 async def _behind_walls(server: Server) -> Child:
@@ -202,24 +214,25 @@ async def _behind_walls(server: Server) -> Child:
         await asyncio.to_thread(choose_mechanism, "bubblewrap")
         # The scan of the folders runs in a thread, because it may take long.
         readable = await asyncio.to_thread(ShownFolders.of, server.walls.shown)
-        wall = wall_program(server.command, server.walls, server.env, readable)
+        program = wall_program(server.command, server.walls, server.env, readable)
     except (SandboxFailure, ConfigError) as problem:
         raise CallFailedError(
             f"the MCP server {server.name} cannot get its sandbox: {problem}", "sandbox", lost=True
         ) from problem
-    settings: dict[str, Any] = {"cwd": "/", "env": {}, "start_new_session": True}
-    if wall.user is not None:
-        settings |= {"user": wall.user, "group": wall.user, "extra_groups": []}
+    popen_settings: dict[str, Any] = {"cwd": "/", "env": {}, "start_new_session": True}
+    if program.user is not None:
+        popen_settings |= {"user": program.user, "group": program.user, "extra_groups": []}
     try:
-        return await started(wall.argv, pass_fds=wall.descriptors, **settings)
+        return await started(program.argv, pass_fds=program.descriptors, **popen_settings)
     finally:
-        for descriptor in wall.descriptors:
+        for descriptor in program.descriptors:
             os.close(descriptor)
 
 
-def _signal_group(leader: int, number: int) -> None:
+def _signal_group(leader: int, signal_number: int) -> None:
+    """Send a signal to a process group, unless it has ended."""
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, number)
+        os.killpg(leader, signal_number)
 
 
 def _end_marked(mark: str) -> None:
@@ -238,6 +251,7 @@ def _end_marked(mark: str) -> None:
 
 
 def _list_processes() -> list[int]:
+    """Return all process ids of the machine, or [] without /proc (not Linux)."""
     try:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except FileNotFoundError:
@@ -245,6 +259,7 @@ def _list_processes() -> list[int]:
 
 
 def _read_environment(pid: int) -> bytes:
+    """Return the environment of a process as in /proc, or b"" if it has ended or belongs to another user."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -295,12 +310,14 @@ class Child:
         )
 
     async def _open_reader(self, pipe: Any) -> StreamReader:
+        """Connect one output pipe to the event loop and return its reader."""
         reader = StreamReader()
         transport, _ = await self._loop.connect_read_pipe(lambda: StreamReaderProtocol(reader), pipe)
         self._pipes.append(transport)
         return reader
 
     def _wait_for_exit(self) -> None:
+        """Wait for the process in a thread, and report its end to the event loop."""
         self._process.wait()
         with suppress(RuntimeError):  # the loop is closed, without waiters
             self._loop.call_soon_threadsafe(self._has_ended.set)

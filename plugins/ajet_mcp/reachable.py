@@ -37,18 +37,18 @@ def services_of(experiment: Experiment) -> Iterator[RequiredService]:
 
     try:
         servers = servers_of(environment, experiment.base)
-    except ConfigError:  # a value for a custom workflow; the workflow of ajet reports the error itself
+    except ConfigError:  # the value is for a custom workflow; `mcp_agent` reports an unusable value itself
         return
     for server in servers:
         if server.kind == "stdio":
             continue
-        dock = server.kind == "dock"
+        is_dock = server.kind == "dock"
         yield RequiredService(
-            "AgentDock server" if dock else "MCP server",
+            "AgentDock server" if is_dock else "MCP server",
             server.url,
             KEY,
             partial(find_server_problem, server),
-            "AgentDock's interface" if dock else "an MCP server with a list of tools",
+            "AgentDock's interface" if is_dock else "an MCP server with a list of tools",
             f"start it (`{format_command('env', 'up', 'FILE')}` starts one of yours; `ajet.services` starts it "
             "with the run), or correct the address; ajet reads the token from MCP_SERVER_TOKEN",
         )
@@ -65,13 +65,13 @@ def list_browse_models(experiment: Experiment) -> Iterator[RequiredService]:
     agent = browse_agent_of(experiment.config)
     if agent is None:
         return
-    first = agent.models[0]
+    first_model = agent.models[0]
     yield RequiredService(
         "model of the browse agent",
         " or ".join(dict.fromkeys(model.place for model in agent.models)),
         AGENT_CONFIG if experiment.ajet.environment.agent_config else SWITCH,
         partial(explain_no_model, agent.models, named="browse agent"),
-        f"an OpenAI-compatible server that has {first.model}, or one of the further models",
+        f"an OpenAI-compatible server that has {first_model.model}, or one of the further models",
         "start it (deploy/model/docker-compose.yml serves one), or correct base_url, model and api_key in the file",
     )
 
@@ -86,6 +86,7 @@ def find_server_problem(server: Server, seconds: float) -> str:
 
 
 async def _find_server_problem(server: Server, seconds: float) -> str:
+    """Open a session with the server, list its tools and close the session. Return the problem, or ""."""
     from ajet.environment.loop import on_tools_loop
     from ajet_mcp.contract import CallFailedError, Limits
     from ajet_mcp.thin import ThinClient

@@ -84,10 +84,10 @@ def _data_url(block: Mapping[str, Any]) -> str | None:
         return None
     data = "".join(data.split())  # MIME encoders break base64 into lines
     try:
-        readable = bool(base64.b64decode(data, validate=True))
+        is_valid = bool(base64.b64decode(data, validate=True))
     except ValueError:
         return None
-    return f"data:{kind};base64,{data}" if readable and _IMAGE_KIND.fullmatch(str(kind)) else None
+    return f"data:{kind};base64,{data}" if is_valid and _IMAGE_KIND.fullmatch(str(kind)) else None
 
 
 def has_image(reply: Reply) -> bool:
@@ -96,13 +96,19 @@ def has_image(reply: Reply) -> bool:
 
 
 async def shortened(text: str, count: CountTokens, limit: int | None) -> str:
-    """Cut `text` to at most `limit` tokens and append a note with both token counts."""
+    """Cut `text` to at most `limit` tokens and append a note with both token counts.
+
+    Args:
+        count: returns the number of tokens of a text.
+        limit: None returns the text unchanged.
+    """
     if limit is None or len(text.encode("utf-8", "replace")) <= limit:  # a token has at least one byte
         return text
     total = await count(text)
     if total <= limit:
         return text
     length, tokens = len(text), total
+    # Each round estimates the cut from the tokens per character of the round before.
     while tokens > limit and length:
         length = min(length - 1, int(length * limit / tokens))
         tokens = await count(text[:length])
@@ -110,15 +116,16 @@ async def shortened(text: str, count: CountTokens, limit: int | None) -> str:
 
 
 def _format_block(block: Mapping[str, Any]) -> str:
+    """Return a content block as text: its text, the text of an embedded resource, or a note in brackets."""
     kind = block.get("type")
     if kind == "text":
         text = block.get("text")
         return "" if text is None else str(text)
     if kind == "resource_link":
         return f"[{block.get('name', 'a resource')}: {block.get('uri', '')}]"
-    inner = block.get("resource")
-    if kind == "resource" and isinstance(inner, Mapping):
-        if isinstance(inner.get("text"), str):
-            return str(inner["text"])
-        return f"[a file that is no text: {inner.get('uri', '')} ({inner.get('mimeType') or 'unknown type'})]"
+    resource = block.get("resource")
+    if kind == "resource" and isinstance(resource, Mapping):
+        if isinstance(resource.get("text"), str):
+            return str(resource["text"])
+        return f"[a file that is no text: {resource.get('uri', '')} ({resource.get('mimeType') or 'unknown type'})]"
     return f"[{kind} ({block.get('mimeType') or 'unknown type'}), which is not shown]"

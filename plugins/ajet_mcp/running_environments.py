@@ -50,29 +50,31 @@ class RunningEnvironment:
     def answers(self, url: str) -> bool:
         """Return True if the URL leads to this environment.
 
-        An environment that listens on a wildcard host owns every address of this machine.
+        Host and port must be equal. An environment that listens on a wildcard host owns every address of this machine.
         """
         try:
-            parts = urlsplit(url)
-            same_port = parts.port == self.port
+            target = urlsplit(url)
+            has_same_port = target.port == self.port
         except ValueError:
             return False
-        if not same_port or parts.hostname is None:
+        if not has_same_port or target.hostname is None:
             return False
         if self.host not in ("0.0.0.0", "::"):
-            return parts.hostname == self.host or {parts.hostname, self.host} <= LOOPBACK
-        own_addresses = {found.address for addresses in psutil.net_if_addrs().values() for found in addresses}
-        return parts.hostname in own_addresses or is_loopback(parts.hostname)
+            return target.hostname == self.host or {target.hostname, self.host} <= LOOPBACK
+        own_addresses = {
+            interface_address.address for addresses in psutil.net_if_addrs().values() for interface_address in addresses
+        }
+        return target.hostname in own_addresses or is_loopback(target.hostname)
 
     def write(self) -> None:
         """Write the state file. Called by the process of the environment."""
         folder = state_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        before = os.umask(0o077)
+        old_umask = os.umask(0o077)
         try:
             write_atomically(state_file(self.name), json.dumps(asdict(self)))
         finally:
-            os.umask(before)
+            os.umask(old_umask)
 
     def forget(self) -> None:
         """Remove the state file, unless a newer environment of the same name has written it."""

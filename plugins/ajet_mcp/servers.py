@@ -90,8 +90,8 @@ class Server:
         """Names of the configured resource limits that ajet cannot enforce for this kind of server."""
         if self.image:
             return ()
-        free = (("cores", self.resources.cores), ("memory", 0 if self.confined else self.resources.memory))
-        return tuple(name for name, value in free if value)
+        not_enforced = (("cores", self.resources.cores), ("memory", 0 if self.confined else self.resources.memory))
+        return tuple(name for name, value in not_enforced if value)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -158,6 +158,7 @@ class _Entry(BaseModel):
     @field_validator("headers")
     @classmethod
     def _check_headers(cls, headers: dict[str, str]) -> dict[str, str]:
+        """Check that names and values of the headers are allowed in HTTP. Raises ValueError."""
         for name, value in headers.items():
             if not _HEADER_NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is not a valid header name")
@@ -180,10 +181,12 @@ class _Entry(BaseModel):
             raise ValueError("cwd requires a command; an image sets its own working folder")
         if self.url is not None and self.resources.is_set:
             raise ValueError("resources require a command or an image; a remote server sets its own limits")
-        several = (
+        # Values that an env file cannot hold are passed in the environment of the engine's command, which must not
+        # change the engine's own settings.
+        not_in_env_file = (
             [name for name, value in self.env.items() if not fits_env_file(value)] if self.image is not None else []
         )
-        if engine_names := [name for name in several if ENGINE_VARIABLES.match(name)]:
+        if engine_names := [name for name in not_in_env_file if ENGINE_VARIABLES.match(name)]:
             raise ValueError(f"{engine_names[0]} is read by the container engine itself: set it in the image")
         if self.confined and self.command is None:
             raise ValueError("confined requires a command; an image or a remote server has its own confinement")
@@ -201,6 +204,14 @@ class _Entry(BaseModel):
 
 
 def _read_servers(use: str, base: Path) -> tuple[Server, ...]:
+    """Parse a file with `mcpServers` and return its enabled servers.
+
+    Args:
+        use: the file's path; relative to `base`, or to the current folder.
+
+    Raises:
+        ConfigError: the file, an entry or a resource limit cannot be used.
+    """
     file = find_named_file(use, base, KEY)
     tree = read_yaml(file, "neither JSON nor YAML")
     entries = tree.get("mcpServers") if isinstance(tree, dict) else None
@@ -215,11 +226,12 @@ def _read_servers(use: str, base: Path) -> tuple[Server, ...]:
             else "",
         )
     parsed = [server_from(str(name), entry, file) for name, entry in entries.items()]
-    servers = tuple(each for each in parsed if each is not None)
-    if free := next((server for server in servers if server.not_held), None):
+    servers = tuple(server_or_none for server_or_none in parsed if server_or_none is not None)
+    if refused := next((server for server in servers if server.not_held), None):
         raise ConfigError(
-            f"The limits {' and '.join(free.not_held)} of the server {free.name} cannot be enforced for a command.",
-            where=f"{file}: mcpServers.{free.name}.resources",
+            f"The limits {' and '.join(refused.not_held)} of the server {refused.name} cannot be enforced for a "
+            "command.",
+            where=f"{file}: mcpServers.{refused.name}.resources",
             expected="an image, for limits of cores and memory, or a confined command, for a limit of memory",
         )
     if not servers:
@@ -265,6 +277,7 @@ def server_from(name: str, entry: Any, file: Path) -> Server | None:
 
 
 def _build_remote(url: str) -> Server:
+    """Return the server at an address, with the token of MCP_SERVER_TOKEN or of a local environment."""
     from ajet_mcp.running_environments import token_for
 
     require_address(url, KEY, *_SERVERS)
@@ -285,10 +298,12 @@ def _find_running(name: str) -> Server | None:
 
 
 def _build_authorization(token: str) -> dict[str, str]:
+    """Return the Authorization header of a token; {} without one."""
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _split_command(use: str, base: Path) -> tuple[str, ...]:
+    """Split a command line into words as a shell does, with placeholders filled in. Raises ConfigError."""
     try:
         words = shlex.split(use)
     except ValueError as error:
@@ -298,11 +313,13 @@ def _split_command(use: str, base: Path) -> tuple[str, ...]:
     return tuple(_fill_place(word, base) for word in words)
 
 
-def _fill_place(word: str, folder: Path) -> str:
-    return word.replace("{python}", sys.executable).replace("{base}", str(folder))
+def _fill_place(argument: str, folder: Path) -> str:
+    """Replace {python} by ajet's Python, and {base} by the folder."""
+    return argument.replace("{python}", sys.executable).replace("{base}", str(folder))
 
 
 def _is_program(program: str, base: Path) -> bool:
+    """Return True if the name is a program on the PATH or in the folder."""
     from shutil import which
 
     return which(program) is not None or which(str(base / program)) is not None

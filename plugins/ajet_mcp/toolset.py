@@ -47,8 +47,8 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """What a call of an MCP tool needs: its entry in the server's list, the server's name and the open session."""
+class _BoundTool:
+    """An MCP tool with what a call of it needs: its server's name and the open session."""
 
     tool: Tool
     server: str = ""
@@ -91,7 +91,7 @@ class Toolset:
         self._open_lock = asyncio.Lock()
         self._workdir = Workdir()
         self._sessions: list[Session] = []
-        self.places: dict[str, _Place] = {}
+        self.places: dict[str, _BoundTool] = {}
         self.definitions: list[dict[str, Any]] = []
         """Tool definitions in the form of a request's `tools`."""
 
@@ -149,6 +149,7 @@ class Toolset:
 
     @property
     def _list_offered(self) -> list[str]:
+        """Names of the offered tools."""
         return [definition["function"]["name"] for definition in self.definitions]
 
     @property
@@ -170,28 +171,28 @@ class Toolset:
             CallFailedError: the environment is lost.
             EnvironmentFailure: the recording has no answer, and live calls are not allowed.
         """
-        started, place = time.time(), self.places.get(name)
+        started, bound_tool = time.time(), self.places.get(name)
         parsed_arguments: Mapping[str, Any] = {}
         loss: EnvironmentFailure | None = None
         try:
-            if place is None:
+            if bound_tool is None:
                 raise _Wrong(
                     f"there is no tool {name!r}; the tools are {', '.join(self._list_offered)}", "unknown_tool"
                 )
-            parsed_arguments = _parse_arguments(arguments, place.tool)
-            if place.session is None:
-                await _check_arguments(parsed_arguments, place.tool)
+            parsed_arguments = _parse_arguments(arguments, bound_tool.tool)
+            if bound_tool.session is None:
+                await _check_arguments(parsed_arguments, bound_tool.tool)
             replayed = self._replay(name, parsed_arguments) if self._replay is not None else None
             if replayed is not None:
                 return self._replay_use(replayed, parsed_arguments, call_id, started)
-            if place.session is None:
-                place = await self._find_live_tool(name)
+            if bound_tool.session is None:
+                bound_tool = await self._find_live_tool(name)
             sent, condensed = parsed_arguments, None
-            if self._browse is not None and place.browsed:
-                sent, purpose = self._browse.taken(place.tool, parsed_arguments)
-                condensed = partial(self._browse.condensed, place.tool.name, purpose)
-            await _check_arguments(sent, place.tool)
-            reply = await self._call_tool(place, sent, call_id)
+            if self._browse is not None and bound_tool.browsed:
+                sent, purpose = self._browse.taken(bound_tool.tool, parsed_arguments)
+                condensed = partial(self._browse.condensed, bound_tool.tool.name, purpose)
+            await _check_arguments(sent, bound_tool.tool)
+            reply = await self._call_tool(bound_tool, sent, call_id)
             images = self._images is None or not has_image(reply) or await self._images()
             result = await shown(reply, self._count, self._result_tokens, images=images, condensed=condensed)
         except _Wrong as wrong:
@@ -204,7 +205,7 @@ class Toolset:
             result = Shown(_describe_failure(problem), str(problem), error=problem.kind)
         except EnvironmentFailure as problem:  # no recorded answer: the use is recorded for any reaction of the agent
             loss, result = problem, Shown(str(problem), str(problem), error="environment")
-        server = place.server if place is not None else ""
+        server = bound_tool.server if bound_tool is not None else ""
         full_length = len(result.full_text) if result.text != result.full_text else -1
         digest, end_time = compute_digest(result.full_text), time.time()
         record = (digest, started, end_time, result.error, server, call_id, full_length)
@@ -221,6 +222,7 @@ class Toolset:
         sessions, self._sessions = self._sessions, []
 
         async def end() -> None:
+            """Close the sessions and remove the folder, then raise the first error."""
             results = await asyncio.gather(*(session.close() for session in sessions), return_exceptions=True)
             await asyncio.to_thread(self._workdir.remove)  # in a thread: the model may have written many files
             for result in results:
@@ -236,56 +238,66 @@ class Toolset:
         await self.close()
 
     async def _open_servers(self, servers: Sequence[Server], limits: Limits) -> None:
-        async def opened(server: Server) -> list[_Place]:
+        """Open a session with each server in parallel, and set the tool definitions and `places`.
+
+        If recorded tools are offered already, the servers must have the same tools.
+
+        Raises:
+            CallFailedError: a server cannot be used.
+            ToolsChangedError: the tools differ from the recorded tools.
+        """
+
+        async def open_server(server: Server) -> list[_BoundTool]:
+            """Open a session with one server, in its sandbox if it is confined, and list its tools."""
             server = behind_walls(server, *self._workdir.made()) if server.confined else server
             session = await on_tools_loop(ThinClient().open(server, limits), unclaimed=lambda late: late.close())
             self._sessions.append(session)
-            return [_Place(tool, server.name, session) for tool in await on_tools_loop(session.tools())]
+            return [_BoundTool(tool, server.name, session) for tool in await on_tools_loop(session.tools())]
 
-        opened_servers = await asyncio.gather(*map(opened, servers), return_exceptions=True)
-        places: list[_Place] = []
-        found_now: dict[str, _Place] = {}
-        for each in opened_servers:
-            if isinstance(each, BaseException):
-                raise each
-            places += each
+        opened_servers = await asyncio.gather(*map(open_server, servers), return_exceptions=True)
+        bound_tools: list[_BoundTool] = []
+        tools_by_name: dict[str, _BoundTool] = {}
+        for outcome in opened_servers:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            bound_tools += outcome
         definitions: list[dict[str, Any]] = []
-        for name, place in zip(_choose_names(places), places, strict=True):
-            schema = dict(place.tool.schema)
-            if self._browse is not None and self._browse.wants(name, place.tool.name):
-                schema, place = self._browse.add_purpose(schema), replace(place, browsed=True)
-            found_now[name] = place
-            function = {"name": name, "description": place.tool.description, "parameters": schema}
+        for name, bound_tool in zip(_choose_names(bound_tools), bound_tools, strict=True):
+            schema = dict(bound_tool.tool.schema)
+            if self._browse is not None and self._browse.wants(name, bound_tool.tool.name):
+                schema, bound_tool = self._browse.add_purpose(schema), replace(bound_tool, browsed=True)
+            tools_by_name[name] = bound_tool
+            function = {"name": name, "description": bound_tool.tool.description, "parameters": schema}
             definitions.append({"type": "function", "function": function})
         if self.places:
             PinnedTools.of(self.definitions).require(PinnedTools.of(definitions))
         else:
             self.definitions = definitions
-        self.places = found_now
+        self.places = tools_by_name
 
     def _take_recorded(self, recorded: Sequence[Mapping[str, Any]]) -> None:
-        """Offer the tools of the recorded run, without starting a server."""
-        self.definitions = [dict(each) for each in recorded]
+        """Offer the tools of the recorded run to the model, without starting a server."""
+        self.definitions = [dict(definition) for definition in recorded]
         for definition in self.definitions:
             function = definition["function"]
             name = function["name"]
             tool = Tool(name, function.get("description", ""), function.get("parameters") or {})
-            browsed = self._browse is not None and self._browse.wants(name, name.rpartition("__")[2])
-            self.places[name] = _Place(tool, browsed=browsed)
+            is_condensed = self._browse is not None and self._browse.wants(name, name.rpartition("__")[2])
+            self.places[name] = _BoundTool(tool, browsed=is_condensed)
 
-    def _replay_use(self, replayed: ToolUse, given: Mapping[str, Any], call_id: str, started: float) -> Shown:
+    def _replay_use(self, replayed: ToolUse, arguments: Mapping[str, Any], call_id: str, started_at: float) -> Shown:
         """Return a recorded result, and record it as a use of this attempt.
 
         Raises:
             CallFailedError: the recorded call lost its environment.
         """
-        record = (replayed.digest, started, time.time(), replayed.error, replayed.server, call_id, replayed.whole)
-        self._keep(ToolUse(replayed.name, given, replayed.result, *record))
+        record = (replayed.digest, started_at, time.time(), replayed.error, replayed.server, call_id, replayed.whole)
+        self._keep(ToolUse(replayed.name, arguments, replayed.result, *record))
         if replayed.error in LOST:
             raise CallFailedError(replayed.result, replayed.error, lost=True)
         return Shown(replayed.result, replayed.result, error=replayed.error)
 
-    async def _find_live_tool(self, name: str) -> _Place:
+    async def _find_live_tool(self, name: str) -> _BoundTool:
         """Return the tool of a live server, and start all servers at the first call.
 
         Raises:
@@ -302,39 +314,46 @@ class Toolset:
         await on_tools_loop(serve())
         return self.places[name]
 
-    async def _call_tool(self, place: _Place, arguments: Mapping[str, Any], call_id: str) -> Any:
-        tool, session = place.tool, place.session
+    async def _call_tool(self, bound_tool: _BoundTool, arguments: Mapping[str, Any], call_id: str) -> Any:
+        """Call a tool of a live server, and retry a failed transport if a second call does no harm.
+
+        Raises:
+            CallFailedError: the call failed, or must not be retried.
+        """
+        tool, session = bound_tool.tool, bound_tool.session
         assert session is not None
         # Repeating any other call could act twice on the server's state.
-        safe = tool.repeatable or (tool.takes_call_id and bool(call_id))
-        for number in range(TRIES):
+        is_repeatable = tool.repeatable or (tool.takes_call_id and bool(call_id))
+        for attempt in range(TRIES):
             try:
                 sent_id = call_id if tool.takes_call_id else ""
                 return await on_tools_loop(session.call(tool.name, arguments, call_id=sent_id))
             except CallFailedError as problem:
-                can_retry = problem.kind == "transport" and not problem.lost and (safe or not problem.delivered)
-                if not can_retry or number == TRIES - 1:
+                can_retry = (
+                    problem.kind == "transport" and not problem.lost and (is_repeatable or not problem.delivered)
+                )
+                if not can_retry or attempt == TRIES - 1:
                     raise
-            await asyncio.sleep(PAUSE_S * 2**number)
+            await asyncio.sleep(PAUSE_S * 2**attempt)
         raise AssertionError("unreachable")
 
 
 class _Wrong(AjetError):
-    """Signals a mistake of the model in a tool call. `kind` is the error in the record."""
+    """A mistake of the model in a tool call. `kind` is the error in the record."""
 
     def __init__(self, message: str, kind: ToolError) -> None:
         super().__init__(message)
         self.kind = kind
 
 
-def _parse_arguments(given: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
+def _parse_arguments(arguments: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
     """Parse the arguments of a call.
 
     Raises:
         _Wrong: the arguments are no JSON object.
     """
     try:
-        text = (given if isinstance(given, str) else json.dumps(given)).strip() or "{}"
+        text = (arguments if isinstance(arguments, str) else json.dumps(arguments)).strip() or "{}"
         problem = find_reply_problem(text, {})
     except (TypeError, ValueError) as error:  # values of a custom workflow: a date, an integer too long for Python
         raise _Wrong(f"the arguments of {tool.name} are invalid: {error}", "arguments") from None
@@ -352,9 +371,10 @@ async def _check_arguments(arguments: Mapping[str, Any], tool: Tool) -> None:
     """
 
     def find_problem() -> str | None:
-        unchecked = find_schema_problem(tool.schema)
-        if unchecked is not None:
-            _warn_unchecked(tool.name, unchecked)
+        """Return why the arguments do not match, or None; also None, with a warning, for an unusable schema."""
+        schema_problem = find_schema_problem(tool.schema)
+        if schema_problem is not None:
+            _warn_unchecked(tool.name, schema_problem)
             return None
         return find_reply_problem(json.dumps(arguments), tool.schema)
 
@@ -372,27 +392,32 @@ def _warn_unchecked(tool: str, problem: str) -> None:
 
 
 def _describe_failure(problem: CallFailedError) -> str:
+    """Return a failed call's message for the model."""
     if problem.kind == "timeout":
         return "the tool did not answer in time"
     return "the tool's answer is too large" if problem.kind == "too_large" else str(problem)
 
 
-def _choose_names(places: Sequence[_Place]) -> list[str]:
-    """Return one name per tool as the model sees it, in the order of `places`.
+def _choose_names(bound_tools: Sequence[_BoundTool]) -> list[str]:
+    """Return one name per tool as the model sees it, in the order of `bound_tools`.
 
     Names are unique and use only characters that OpenAI's API allows, at most 64.
     """
-    times = Counter(place.tool.name for place in places)
+    name_counts = Counter(bound_tool.tool.name for bound_tool in bound_tools)
     names: dict[str, None] = {}
-    numbers: dict[str, int] = {}
+    next_numbers: dict[str, int] = {}
     """The next number to try per name prefix; long names share the prefix left after cutting."""
-    for place in places:
-        name = place.tool.name if times[place.tool.name] == 1 else f"{place.server}__{place.tool.name}"
+    for bound_tool in bound_tools:
+        name = (
+            bound_tool.tool.name
+            if name_counts[bound_tool.tool.name] == 1
+            else f"{bound_tool.server}__{bound_tool.tool.name}"
+        )
         name = plain_name = _NOT_IN_NAMES.sub("_", name)[:LONGEST_NAME]
-        start = plain_name[: LONGEST_NAME - _LONGEST_TAIL]
+        prefix = plain_name[: LONGEST_NAME - _LONGEST_TAIL]
         while name in names:
-            tail = f"_{numbers.setdefault(start, 2)}"
-            name = plain_name[: LONGEST_NAME - len(tail)] + tail
-            numbers[start] += 1
+            suffix = f"_{next_numbers.setdefault(prefix, 2)}"
+            name = plain_name[: LONGEST_NAME - len(suffix)] + suffix
+            next_numbers[prefix] += 1
         names[name] = None
     return list(names)

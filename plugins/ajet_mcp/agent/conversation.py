@@ -43,7 +43,7 @@ class Conversation:
             room: largest number of tokens of prompt and reply together.
             reply_room: part of `room` reserved for the next reply, in tokens.
         """
-        self.messages: list[dict[str, Any]] = [dict(each) for each in opening]
+        self.messages: list[dict[str, Any]] = [dict(message) for message in opening]
         self.changes: list[dict[str, Any]] = []
         self._opening_count, self._context_room, self._reply_room = len(self.messages), room, reply_room
         self._counted_tokens = 0
@@ -61,7 +61,7 @@ class Conversation:
         self._counted_tokens, self._first_uncounted = tokens, len(self.messages)
 
     def add(self, message: Mapping[str, Any]) -> None:
-        """Append a message of another role."""
+        """Append a message that is no reply of the model: a tool result or a user message."""
         self.messages.append(dict(message))
 
     @property
@@ -70,20 +70,22 @@ class Conversation:
         return len(self.messages) <= self._opening_count + 1
 
     async def would_overflow(self, count: CountTokens) -> bool:
-        """Return True if the next prompt leaves less than `reply_room` tokens for a reply.
+        """Return True if the next prompt would leave less than `reply_room` tokens for a reply.
+
+        Without a reply since the last change there is no token count yet, and the result is False.
 
         Args:
             count: returns the number of tokens of a text.
         """
         if not self._counted_tokens:
             return False
-        added = self.messages[self._first_uncounted :]
-        texts = [extract_text(each) for each in added]
-        free = self._context_room - self._reply_room - self._counted_tokens - FRAME * len(added)
+        new_messages = self.messages[self._first_uncounted :]
+        texts = [extract_text(message) for message in new_messages]
+        free_tokens = self._context_room - self._reply_room - self._counted_tokens - FRAME * len(new_messages)
         # The byte count is an upper bound, which saves a token count in nearly all steps.
-        if sum(len(text.encode("utf-8", "replace")) for text in texts) <= free:  # a token has at least one byte
+        if sum(len(text.encode("utf-8", "replace")) for text in texts) <= free_tokens:  # a token has at least one byte
             return False
-        return sum([await count(text) for text in texts]) > free
+        return sum([await count(text) for text in texts]) > free_tokens
 
     def for_summary(self) -> list[dict[str, Any]]:
         """Return the messages of a request for a summary, with tool results since the last reply left out."""
@@ -100,7 +102,7 @@ class Conversation:
             step: index of the agent's step, for the record.
             summary: the model's own summary, for "summarize".
         """
-        before = len(self.messages)
+        count_before = len(self.messages)
         remaining = self.messages[: self._opening_count]
         if how == "discard_all_tools":
             remaining += [
@@ -110,7 +112,7 @@ class Conversation:
             ]
         self.messages = [*remaining, {"role": "user", "content": _NOTES[how].format(summary)}]
         self._counted_tokens = self._first_uncounted = 0
-        self.changes.append({"how": how, "step": step, "messages": before, "left": len(self.messages)})
+        self.changes.append({"how": how, "step": step, "messages": count_before, "left": len(self.messages)})
 
 
 # Token counts and image support of the model, measured through the gateway and its tokenizer.
@@ -122,7 +124,7 @@ _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhg
 
 @dataclass(slots=True)
 class _Known:
-    """Caches facts about the model, equal for all attempts of a run."""
+    """Facts about the model that are measured once per run and are equal for all attempts."""
 
     frame: int | None = None
     """Tokens of the chat template around a text; -1 if the server cannot count, None before the first request."""
@@ -148,9 +150,12 @@ class TokenCounts:
         self._client, self._known_counts = client, _known.setdefault(run, _Known())
 
     async def __call__(self, text: str) -> int:
-        """Return the number of tokens of a text, without the tokens of the chat template."""
+        """Return the number of tokens of a text, without the tokens of the chat template.
+
+        If the server cannot count, three bytes count as one token.
+        """
         if self._known_counts.frame is None:
-            count_of_one = await self._count_prompt("a")
+            count_of_one = await self._count_prompt("a")  # the text "a" is one token
             self._known_counts.frame = count_of_one - 1 if count_of_one is not None else -1
         if self._known_counts.frame < 0:
             return len(text.encode("utf-8", "replace")) // BYTES_A_TOKEN + 1

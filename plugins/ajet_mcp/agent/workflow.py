@@ -107,10 +107,10 @@ class McpAgentWorkflow(Workflow):
             with ThreadPoolExecutor(1) as thread:  # the caller's thread may run a loop
                 return thread.submit(asyncio.run, cls.told(experiment.config)).result()
         except CallFailedError as problem:
-            other = next((command[0] for command in commands if _is_other_python(command)), None)
+            other_python = next((command[0] for command in commands if _is_other_python(command)), None)
             do = (
-                f"write {{python}} instead of {other}, a Python without ajet's packages"
-                if other
+                f"write {{python}} instead of {other_python}, a Python without ajet's packages"
+                if other_python
                 else "start the server, or correct environment.use"
             )
             raise UserError(f"The tools cannot be listed: {problem}", where=KEY, do=do) from None
@@ -155,11 +155,12 @@ class McpAgentWorkflow(Workflow):
             told: statistics of the attempt, such as steps, tool calls and the reason of the end.
         """
         numbers = {name: value for name, value in told.items() if isinstance(value, int)}
+        # With an empty schema the judge takes the answer as it is, since it has been extracted from the reply here.
         metadata = {
             "final_answer": answer or "",
             "answer_schema": "",
             "mcp_agent": told,
-        }  # the answer is extracted already
+        }
         return WorkflowOutput(metadata=metadata, log_metrics={"mcp_agent": numbers})
 
 
@@ -219,7 +220,7 @@ class _Play:
                 results = await asyncio.gather(*(self._use_tool(call) for call in turn.calls))
                 for call, result in zip(turn.calls, results, strict=True):
                     self._conversation.add({"role": "tool", "tool_call_id": call.id, "content": result.content})
-                if any(each.error in POLICY_ERRORS for each in results) and self._count_end("format_error"):
+                if any(result.error in POLICY_ERRORS for result in results) and self._count_end("format_error"):
                     return None
                 continue
             answer = self._answer_form.read(turn.text)
@@ -241,21 +242,30 @@ class _Play:
         return {"ended_by": self._ended_by, **counts, "context": changes}
 
     async def _request_turn(self, step: int) -> _Turn:
+        """Request a reply, and append it to the conversation.
+
+        If the server refuses the prompt as too long, the conversation is shortened once, as `on_overflow` says.
+
+        Raises:
+            openai.BadRequestError: the prompt is refused, and shortening is off, useless or has not helped.
+        """
         import openai
 
         try:
             turn = await self._send_messages(self._conversation.messages)
         except openai.BadRequestError as refused:
             overflow_mode = self._on_overflow
-            full = refused.code == "context_length_exceeded" and not self._conversation.is_at_its_shortest
-            if not full or overflow_mode == "disabled":
+            can_shorten = refused.code == "context_length_exceeded" and not self._conversation.is_at_its_shortest
+            if not can_shorten or overflow_mode == "disabled":
                 raise
+            # A summary would need a request with the same prompt, which is too long already.
             self._conversation.shorten("discard_all" if overflow_mode == "summarize" else overflow_mode, step)
             turn = await self._send_messages(self._conversation.messages)
         self._conversation.replied(turn.message, self._tokens)
         return turn
 
     async def _send_messages(self, messages: list[dict[str, Any]]) -> _Turn:
+        """Request one reply to the messages, with the tools, and store its token count."""
         options = {"tools": self._toolset.definitions} if self._toolset.definitions else {}
         reply = await self._client.chat.completions.create(messages=messages, **options)
         choice = reply.choices[0]
@@ -284,6 +294,11 @@ class _Play:
         conversation.shorten(overflow_mode if summary or overflow_mode != "summarize" else "discard_all", step, summary)
 
     async def _use_tool(self, call: Any) -> Shown:
+        """Run one tool call of the model, at most `parallel` at the same time, and return the result.
+
+        Raises:
+            ToolFailure: the tool failed and `on_tool_failure` is "end". A mistake of the model never raises.
+        """
         async with self._parallel_slots:
             result = await self._toolset.use(call.function.name, call.function.arguments, call.id)
         self._counts["tool_calls"] += 1
@@ -294,20 +309,26 @@ class _Play:
         return result
 
     def _is_repeated(self, turn: _Turn) -> bool:
+        """Return True if this is the third equal reply in a row. Replies with calls are equal if their calls are."""
         calls = [(call.function.name, _sort_arguments(call.function.arguments)) for call in turn.calls]
         self._last_replies = [*self._last_replies, json.dumps([turn.text if not calls else "", calls])][-REPEATS:]
         return len(self._last_replies) == REPEATS and len(set(self._last_replies)) == 1
 
-    def _count_end(self, why: str) -> bool:
-        """Count an event such as "repetition". Return True if the settings end the attempt for it."""
-        self._counts[why] += 1
-        if self._action_on[why] == "continue":
+    def _count_end(self, event: str) -> bool:
+        """Count an event ("repetition", "format_error"). Return True if the settings end the attempt for it."""
+        self._counts[event] += 1
+        if self._action_on[event] == "continue":
             return False
-        self._ended_by = why
+        self._ended_by = event
         return True
 
 
 def _select_servers(config: Any) -> Any:
+    """Return the tool servers of the run, or () if recorded results replace them.
+
+    Raises:
+        ConfigError: `environment.use` is not set or unusable.
+    """
     use = config.ajet.environment.use
     if replays_alone(config.ajet.environment):
         return ()
@@ -322,6 +343,7 @@ def _select_servers(config: Any) -> Any:
 
 
 def _build_condenser(tuner: ModelTuner, count: TokenCounts) -> Condenser | None:
+    """Return the browse agent of the attempt, or None if the run has none."""
     agent = browse_agent_of(tuner.config)
     if agent is None:
         return None
@@ -352,6 +374,7 @@ def _build_opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str
 
 
 def _sort_arguments(arguments: str) -> str:
+    """Return JSON arguments with sorted keys, so that equal calls are equal texts; other text unchanged."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):

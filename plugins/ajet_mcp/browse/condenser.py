@@ -101,12 +101,12 @@ class Condenser:
         used.
         """
         properties = tool.schema.get("properties") or {}
-        stated = next((arguments[name] for name in _STATED if arguments.get(name)), "")
-        purpose = str(stated).strip()[:LONGEST_PURPOSE] or self._agent.purpose_for(tool.name)
-        sent = {name: value for name, value in arguments.items() if name in properties or name not in _STATED}
-        if "purpose" in properties and not sent.get("purpose"):
-            sent["purpose"] = purpose
-        return sent, purpose
+        stated_purpose = next((arguments[name] for name in _STATED if arguments.get(name)), "")
+        purpose = str(stated_purpose).strip()[:LONGEST_PURPOSE] or self._agent.purpose_for(tool.name)
+        tool_arguments = {name: value for name, value in arguments.items() if name in properties or name not in _STATED}
+        if "purpose" in properties and not tool_arguments.get("purpose"):
+            tool_arguments["purpose"] = purpose
+        return tool_arguments, purpose
 
     async def condensed(self, tool: str, purpose: str, result: str) -> str | None:
         """Return a long result condensed for the purpose, or None to show the result unchanged.
@@ -116,19 +116,20 @@ class Condenser:
         Raises:
             CallFailedError: no model answered and `on_failure` is "end".
         """
-        least = self._agent.min_prompt_length
-        if len(result.encode("utf-8", "replace")) <= least or await self._count(result) <= least:
+        min_tokens = self._agent.min_prompt_length
+        # A token has at least one byte, so a text with few bytes needs no token count.
+        if len(result.encode("utf-8", "replace")) <= min_tokens or await self._count(result) <= min_tokens:
             return None
-        pages = [page for page in (each.strip() for each in result.split(BETWEEN_PAGES)) if page]
+        pages = [page for page in (part.strip() for part in result.split(BETWEEN_PAGES)) if page]
         answers = await asyncio.gather(*(self._find_answer(tool, purpose, page) for page in pages))
-        if any(each is None for each in answers):
+        if any(answer is None for answer in answers):
             self.counts["failed"] += 1
             if self._on_failure == "end":
                 names = ", ".join(model.model for model in self._agent.models)
                 raise CallFailedError(f"no model of the browse agent answered ({names})", "environment")
             return None
         self.counts["condensed"] += 1
-        nonempty = [each for each in answers if each is not None]
+        nonempty = [answer for answer in answers if answer is not None]
         if len(nonempty) == 1:
             return nonempty[0]
         return "\n\n---\n\n".join(
@@ -142,7 +143,7 @@ class Condenser:
         """
         page_excerpt = await shortened(page, self._count, self._agent.max_prompt_length)
         prompt = _PROMPT.format(purpose=purpose, page=page_excerpt)
-        about = {"tool": tool, "purpose": purpose, "digest": compute_digest(page), "characters": len(page)}
+        call_facts = {"tool": tool, "purpose": purpose, "digest": compute_digest(page), "characters": len(page)}
         for model in self._agent.models:
             started = time.time()
             error: ToolError = ""
@@ -151,9 +152,9 @@ class Condenser:
             except NoAnswerError as problem:
                 answer, error = str(problem), "tool"
                 logger.warning("browse agent: {} at {}: {}", model.model, model.place, problem)
-            question = {"model": model.model, **about}
+            request_facts = {"model": model.model, **call_facts}
             digest, end_time = compute_digest(answer), time.time()
-            self._keep(ToolUse(BROWSE_AGENT, question, answer, digest, started, end_time, error, model.place))
+            self._keep(ToolUse(BROWSE_AGENT, request_facts, answer, digest, started, end_time, error, model.place))
             if not error:
                 return answer
         return None
@@ -165,13 +166,13 @@ class Condenser:
             NoAnswerError: all retries failed.
         """
         agent = self._agent
-        for number in range(agent.max_retries):
+        for attempt in range(agent.max_retries):
             try:
                 seconds = min(agent.timeout, self._time_left())
                 return await on_tools_loop(ask_model(model, prompt, seconds, agent.extra_body))
             except NoAnswerError as problem:
-                pause = agent.retry_delay * 2**number
-                if not problem.is_retryable or number == agent.max_retries - 1 or pause >= self._time_left():
+                pause = agent.retry_delay * 2**attempt
+                if not problem.is_retryable or attempt == agent.max_retries - 1 or pause >= self._time_left():
                     raise
             await asyncio.sleep(pause)
         raise AssertionError("unreachable")

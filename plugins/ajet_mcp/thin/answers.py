@@ -44,15 +44,15 @@ class Answers:
         """
         if self.over is not None:
             raise CallFailedError(str(self.over), "environment", delivered=False, lost=True)
-        number = next(self._numbers)
-        answer = self._future_of_request[number] = asyncio.get_running_loop().create_future()
+        request_id = next(self._numbers)
+        reply_future = self._future_of_request[request_id] = asyncio.get_running_loop().create_future()
         try:
             return result_of(
-                await asyncio.wait_for(self._send_and_wait(request(number, method, params), answer), seconds)
+                await asyncio.wait_for(self._send_and_wait(request(request_id, method, params), reply_future), seconds)
             )
         except (TimeoutError, asyncio.CancelledError) as problem:
             if self.over is None and method != "initialize":
-                details = {"requestId": number, "reason": "no one waits for it"}
+                details = {"requestId": request_id, "reason": "no one waits for it"}
                 self._send_in_background(notification("notifications/cancelled", details))
             if isinstance(problem, asyncio.CancelledError):
                 raise
@@ -60,13 +60,14 @@ class Answers:
                 f"the MCP server {self._name} did not answer within {seconds:.3g} s", "timeout"
             ) from None
         finally:
-            self._future_of_request.pop(number, None)
-            if answer.done() and not answer.cancelled():
-                answer.exception()  # marks the exception as retrieved, even without a waiter
+            self._future_of_request.pop(request_id, None)
+            if reply_future.done() and not reply_future.cancelled():
+                reply_future.exception()  # marks the exception as retrieved, even without a waiter
 
     async def _send_and_wait(
         self, message: Mapping[str, Any], answer: asyncio.Future[dict[str, Any]]
     ) -> dict[str, Any]:
+        """Send a request, then wait for its reply, which `take` sets in the future."""
         await self._send(message)
         return await answer
 
@@ -76,14 +77,18 @@ class Answers:
             if expects_reply(message):
                 self._refuse_request(message)
             return
-        number = id_of(message)
-        if number is None and message.get("error") is not None and len(self._future_of_request) == 1:
-            (number,) = self._future_of_request  # an unreadable request: the server knows no id
-        waiting = self._future_of_request.get(number) if number is not None else None
-        if waiting is not None and not waiting.done():
-            waiting.set_result(message)
+        request_id = id_of(message)
+        if request_id is None and message.get("error") is not None and len(self._future_of_request) == 1:
+            (request_id,) = self._future_of_request  # an unreadable request: the server knows no id
+        reply_future = self._future_of_request.get(request_id) if request_id is not None else None
+        if reply_future is not None and not reply_future.done():
+            reply_future.set_result(message)
 
     def _refuse_request(self, message: Mapping[str, Any]) -> None:
+        """Answer a request of the server with a refusal, in the background.
+
+        A server that reads no refusals would fill the memory, so too many of them end the connection.
+        """
         if len(self._background_tasks) < MOST_REFUSALS:
             self._send_in_background(refusal(message))
         elif self.over is None:
@@ -91,10 +96,10 @@ class Answers:
             self.end(CallFailedError(reason, "transport", lost=True))
 
     def fail(self, problem: CallFailedError, number: int | None = None) -> None:
-        """Raise an error in one waiting request (`number` is its id), or in all."""
-        for each, waiting in self._future_of_request.items():
-            if (number is None or each == number) and not waiting.done():
-                waiting.set_exception(problem)
+        """Raise an error in the waiting request with the id `number`, or in all waiting requests if it is None."""
+        for request_id, reply_future in self._future_of_request.items():
+            if (number is None or request_id == number) and not reply_future.done():
+                reply_future.set_exception(problem)
 
     def end(self, problem: CallFailedError) -> None:
         """Mark the connection as ended: all waiting and later requests fail with this error."""
@@ -105,6 +110,8 @@ class Answers:
             task.cancel()
 
     def _send_in_background(self, message: Mapping[str, Any]) -> None:
+        """Send a message in a task, and ignore its failure."""
+
         async def send() -> None:
             with suppress(CallFailedError):  # the end of the stream reports the failure to waiting requests
                 await self._send(message)

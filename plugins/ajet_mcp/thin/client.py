@@ -40,7 +40,7 @@ class Channel(Protocol):
 
 
 class ThinClient:
-    """Opens sessions. Used on the tools' event loop."""
+    """Opens sessions with tool servers. Its methods run on the tools' event loop."""
 
     async def open(self, server: Server, limits: Limits) -> Session:
         """Open a session with a server.
@@ -90,7 +90,11 @@ class ThinSession:
         return self._closed or self._channel.ended
 
     async def tools(self) -> Sequence[Tool]:
-        """Return all tools of the server, from all pages, within the start deadline."""
+        """Return all tools of the server, from all pages, within the start deadline.
+
+        Raises:
+            CallFailedError: the server does not list its tools, or has too many pages.
+        """
         tools: list[Tool] = []
         cursor: str | None = None
         now = asyncio.get_running_loop().time
@@ -112,15 +116,22 @@ class ThinSession:
                     f"{self._name} does not list its tools: `tools` is a {type(page_tools).__name__}, expected a list"
                 )
                 raise CallFailedError(reason, "environment")
-            tools += [tool for each in page_tools or () if (tool := tool_of(each)) is not None]
+            tools += [tool for entry in page_tools or () if (tool := tool_of(entry)) is not None]
             cursor = page.get("nextCursor")
             if not cursor or not isinstance(cursor, str):  # some servers send "" on the last page
-                self._schemas = {each.name: each.schema for each in tools if "x-mcp-header" in str(each.schema)}
+                # Only these schemas name arguments that a call repeats in its headers.
+                self._schemas = {tool.name: tool.schema for tool in tools if "x-mcp-header" in str(tool.schema)}
                 return tools
         raise CallFailedError(f"the list of tools of {self._name} has more than {PAGES} pages", "environment")
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, call_id: str = "") -> Reply:
-        """Call a tool once, without retries."""
+        """Call a tool once, without retries.
+
+        An error of the server is a `Reply` with `failed`, unless it says that an environment was lost.
+
+        Raises:
+            CallFailedError: the call failed outside the tool.
+        """
         params: dict[str, Any] = {"name": name, "arguments": dict(arguments)}
         if call_id:
             params["_meta"] = {CALL_ID: call_id}
@@ -143,6 +154,7 @@ class ThinSession:
     async def _send_request(
         self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
+        """Send a request over the channel. Raises CallFailedError if the session is closed."""
         if self._closed:
             raise CallFailedError("this session is closed", "environment", delivered=False, lost=True)
         return await self._channel.request(method, params, seconds, headers)

@@ -29,7 +29,7 @@ NOT_TAKEN = (429, 503)
 
 
 class DockSession:
-    """Session of one attempt with AgentDock."""
+    """Session of one attempt with the tool servers behind AgentDock's HTTP interface."""
 
     def __init__(self, server: Server, limits: Limits) -> None:
         self._http_server, self._limits = HttpServer.of(server), limits
@@ -61,6 +61,11 @@ class DockSession:
         return session
 
     async def _start_servers(self) -> None:
+        """Request the names of the servers, and create an episode if the manager announces episodes.
+
+        Raises:
+            CallFailedError: the manager is not usable.
+        """
         names, headers = await self._fetch_list("servers")
         self._servers = list(dict.fromkeys(name for name in names if isinstance(name, str)))
         if len(self._servers) > MOST_SERVERS:
@@ -80,15 +85,15 @@ class DockSession:
 
     async def tools(self) -> Sequence[Tool]:
         """Return the tools; a name used by two servers gets the server's name as prefix."""
-        of_each = await asyncio.gather(*(self._fetch_list("tools", server) for server in self._servers))
+        lists = await asyncio.gather(*(self._fetch_list("tools", server) for server in self._servers))
         server_tools = [
             (server, tool)
-            for server, (entries, _) in zip(self._servers, of_each, strict=True)
+            for server, (entries, _) in zip(self._servers, lists, strict=True)
             for entry in entries
             if (tool := _parse_tool(server, entry)) is not None
         ]
-        times = Counter(tool.name for _, tool in server_tools)
-        named_tools = [(tool.name if times[tool.name] == 1 else f"{server}__{tool.name}", server, tool)
+        name_counts = Counter(tool.name for _, tool in server_tools)
+        named_tools = [(tool.name if name_counts[tool.name] == 1 else f"{server}__{tool.name}", server, tool)
                  for server, tool in server_tools]  # fmt: skip
         self._ids = {name: f"{server}.{tool.name}" for name, server, tool in named_tools}
         return [Tool(name, tool.description, tool.schema, tool.repeatable) for name, _, tool in named_tools]
@@ -114,12 +119,20 @@ class DockSession:
         if episode is not None:
             await self._http_server.leave(episode.address, seconds=self._limits.close)
 
-    async def _fetch_list(self, what: str, server: str = "") -> tuple[list[Any], Mapping[str, str]]:
-        path = f"server/{quote(server, safe='')}/{what}" if server else what
+    async def _fetch_list(self, list_name: str, server: str = "") -> tuple[list[Any], Mapping[str, str]]:
+        """Return the list `list_name` ("servers" or "tools") and the reply's headers.
+
+        Args:
+            server: restricts the list to this server; "" for all.
+
+        Raises:
+            CallFailedError: the reply is not AgentDock's.
+        """
+        path = f"server/{quote(server, safe='')}/{list_name}" if server else list_name
         status, body, headers = await self._send_request("GET", f"{self._base}/{path}", self._limits.start)
-        entries = body.get(what)
+        entries = body.get(list_name)
         if status >= 400 or not isinstance(entries, list):
-            message = _find_message(body) or f"HTTP {status}, and no list of {what}"
+            message = _find_message(body) or f"HTTP {status}, and no list of {list_name}"
             raise self._http_server.failed(
                 f"is not a usable AgentDock server: {message}", "environment", delivered=False
             )
@@ -143,9 +156,9 @@ class DockSession:
             raise self._http_server.failed(
                 f"answered with HTTP status {status} and no JSON object", "transport", delivered=delivered
             )
-        inside, content = reply.get("status_code"), reply.get("content")
-        if isinstance(inside, int) and inside >= 400:
-            status = inside
+        body_status, content = reply.get("status_code"), reply.get("content")
+        if isinstance(body_status, int) and body_status >= 400:
+            status = body_status
         elif status < 400 and (reply.get("status") == "error" or (isinstance(content, dict) and "error" in content)):
             status = 500
         return status, reply, headers
@@ -155,17 +168,18 @@ def _parse_tool(server: str, entry: Any) -> Tool | None:
     """Parse a tool in AgentDock's form (`function`) or in MCP's form."""
     if not isinstance(entry, dict):
         return None
-    inner = entry.get("function")
-    if isinstance(inner, dict):
-        entry = {**entry, **inner, "inputSchema": inner.get("parameters")}
+    function = entry.get("function")
+    if isinstance(function, dict):
+        entry = {**entry, **function, "inputSchema": function.get("parameters")}
     name = entry.get("name")
     return tool_of({**entry, "name": name.removeprefix(f"{server}.")} if isinstance(name, str) else entry)
 
 
 def _find_message(body: Mapping[str, Any]) -> str:
+    """Return the error message of a reply's body, from `detail` or `content`, or ""."""
     content = body.get("content")
-    words = body.get("detail") or (content.get("error") if isinstance(content, dict) else content)
-    return words if isinstance(words, str) else json.dumps(words, ensure_ascii=False) if words else ""
+    message = body.get("detail") or (content.get("error") if isinstance(content, dict) else content)
+    return message if isinstance(message, str) else json.dumps(message, ensure_ascii=False) if message else ""
 
 
 def _convert_content(content: Any) -> tuple[dict[str, Any], ...]:
@@ -176,6 +190,7 @@ def _convert_content(content: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _convert_block(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert one content part of OpenAI's API to an MCP content block."""
     url = part["image_url"].get("url") if isinstance(part.get("image_url"), dict) else None
     if part["type"] == "image_url" and isinstance(url, str) and url.startswith("data:"):
         kind, _, data = url.removeprefix("data:").partition(";base64,")

@@ -62,16 +62,16 @@ class HttpChannel:
                 await self._begin_episode(seconds)
             return
         try:
-            answer, session = await self._send_request("initialize", HELLO, {}, seconds)
+            result, session = await self._send_request("initialize", HELLO, {}, seconds)
         except (CallFailedError, RpcError):
             server.stateless = None  # ask again next time: another server may answer then
             raise
-        version = answer.get("protocolVersion")
+        version = result.get("protocolVersion")
         self._headers = {"MCP-Protocol-Version": version if is_header_text(version) else HELLO["protocolVersion"]}
         if session:
             self._headers[SESSION] = session
-        hello = notification("notifications/initialized")
-        await server.send(hello, self._headers, seconds=seconds, limit=self._limit)
+        initialized = notification("notifications/initialized")
+        await server.send(initialized, self._headers, seconds=seconds, limit=self._limit)
 
     @property
     def ended(self) -> bool:
@@ -112,6 +112,7 @@ class HttpChannel:
             await self._server.leave(address, seconds=seconds, headers=headers)
 
     async def _begin_episode(self, seconds: float) -> None:
+        """Create the episode of this session. After a failure the next session asks for the protocol revision again."""
         server = self._server
         try:
             self._episode = await OwnEpisode.begin(server, server.episodes, seconds=seconds, limit=self._limit)
@@ -122,34 +123,49 @@ class HttpChannel:
     async def _send_request(
         self, method: str, params: Mapping[str, Any], headers: Mapping[str, str], seconds: float
     ) -> tuple[dict[str, Any], str]:
-        number = next(self._numbers)
-        message = request(number, method, params, stateless="Mcp-Method" in headers)
+        """Send a request to the episode or the server, and return (result, session id or "").
+
+        A request that timed out or was cancelled is reported to a server with sessions.
+
+        Raises:
+            CallFailedError: the request failed on its way.
+            RpcError: the server answered with an error.
+        """
+        request_id = next(self._numbers)
+        message = request(request_id, method, params, stateless="Mcp-Method" in headers)
         url = self._episode.url if self._episode is not None else ""
         try:
-            answer, session = await self._server.send(message, headers, seconds=seconds, limit=self._limit, url=url)
+            reply, session = await self._server.send(message, headers, seconds=seconds, limit=self._limit, url=url)
         except (CallFailedError, asyncio.CancelledError) as problem:
             if SESSION in headers and getattr(problem, "kind", "timeout") == "timeout":
-                self._give_up(number)
+                self._give_up(request_id)
             raise
-        assert answer is not None
-        return result_of(answer), session
+        assert reply is not None
+        return result_of(reply), session
 
-    def _give_up(self, number: int) -> None:
-        """Send a cancellation of request `number` to a server with sessions.
+    def _give_up(self, request_id: int) -> None:
+        """Send a cancellation of request `request_id` to a server with sessions.
 
         A stateless server notices the closed connection instead.
         """
-        message = notification("notifications/cancelled", {"requestId": number, "reason": "no one waits for it"})
+        message = notification("notifications/cancelled", {"requestId": request_id, "reason": "no one waits for it"})
         task = asyncio.create_task(self._send_notification(message))
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)
 
     async def _send_notification(self, message: Mapping[str, Any]) -> None:
+        """Send a notification, and ignore its failure."""
         with suppress(CallFailedError):  # the result of the notification does not matter
             await self._server.send(message, self._headers, seconds=KEEPALIVE_S, limit=self._limit)
 
     async def _is_stateless(self, seconds: float) -> bool:
-        """Return True if the server follows the stateless revision of MCP. Older servers refuse the request."""
+        """Request `server/discover` and return True if the server follows the stateless revision of MCP.
+
+        Older servers refuse the request. The reply also says whether the server has episodes.
+
+        Raises:
+            CallFailedError: the server is not reachable, or supports no common revision.
+        """
         headers = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "server/discover"}
         try:
             result, _ = await self._send_request("server/discover", {}, headers, seconds)

@@ -44,7 +44,7 @@ class RpcError(AjetError):
 
 
 def request(number: int, method: str, params: Mapping[str, Any], *, stateless: bool = False) -> dict[str, Any]:
-    """Build a request; the reply carries the id `number`."""
+    """Build a JSON-RPC request with the id `number`; `stateless` adds the metadata of the stateless MCP revision."""
     if stateless:
         params = {**params, "_meta": {**_META, **params.get("_meta", {})}}
     return {"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)}
@@ -72,6 +72,7 @@ def encoded(message: Mapping[str, Any]) -> bytes:
 
 
 def _parse_float(text: str) -> float | None:
+    """Return a JSON number as float, or None if it is too large for one."""
     value = float(text)
     return value if math.isfinite(value) else None
 
@@ -102,18 +103,20 @@ def decoded(frame: bytes | str) -> dict[str, Any] | None:
 
 def expects_reply(message: Mapping[str, Any]) -> bool:
     """Return True if a message of the server requires a reply."""
-    number = message.get("id")
-    return "method" in message and (isinstance(number, int) or (isinstance(number, str) and len(number) <= _LONGEST_ID))
+    request_id = message.get("id")
+    return "method" in message and (
+        isinstance(request_id, int) or (isinstance(request_id, str) and len(request_id) <= _LONGEST_ID)
+    )
 
 
 def id_of(message: Mapping[str, Any]) -> int | None:
     """Return the id of the answered request, even if the server sends it as text or float."""
-    number = message.get("id")
-    if isinstance(number, str) and number.isascii() and number.isdigit() and len(number) < 20:
-        return int(number)
-    if isinstance(number, float) and number.is_integer():
-        return int(number)
-    return number if isinstance(number, int) and not isinstance(number, bool) else None
+    request_id = message.get("id")
+    if isinstance(request_id, str) and request_id.isascii() and request_id.isdigit() and len(request_id) < 20:
+        return int(request_id)
+    if isinstance(request_id, float) and request_id.is_integer():
+        return int(request_id)
+    return request_id if isinstance(request_id, int) and not isinstance(request_id, bool) else None
 
 
 def is_answer(message: Mapping[str, Any], number: int) -> bool:
@@ -163,13 +166,13 @@ def mirrored(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[st
     """Return the `Mcp-Param-*` headers of a stateless call, from arguments marked with `x-mcp-header` in the schema."""
     mirrored_headers: dict[str, str] = {}
     properties = schema.get("properties")
-    for name, each in properties.items() if isinstance(properties, dict) else ():
+    for name, property_schema in properties.items() if isinstance(properties, dict) else ():
         value = arguments.get(name)
-        if not isinstance(each, dict) or value is None:
+        if not isinstance(property_schema, dict) or value is None:
             continue
         if isinstance(value, Mapping):
-            mirrored_headers |= mirrored(each, value)
-        elif is_header_token(token := each.get("x-mcp-header")) and isinstance(value, (str, bool, int)):
+            mirrored_headers |= mirrored(property_schema, value)
+        elif is_header_token(token := property_schema.get("x-mcp-header")) and isinstance(value, (str, bool, int)):
             mirrored_headers[f"Mcp-Param-{token}"] = header_value(
                 str(value).lower() if isinstance(value, bool) else str(value)
             )
@@ -199,11 +202,11 @@ class EventStream:
         if _LINE_END.search(chunk) is None:
             self._unfinished_line.append(chunk)
             return
-        *lines, rest = _LINE_END.split(b"".join((*self._unfinished_line, chunk)))
-        self._unfinished_line = [rest]
-        for raw in lines:
-            if raw or self._data_lines:
-                yield from self._read_line(raw)
+        *lines, unfinished = _LINE_END.split(b"".join((*self._unfinished_line, chunk)))
+        self._unfinished_line = [unfinished]
+        for line in lines:
+            if line or self._data_lines:
+                yield from self._read_line(line)
             else:
                 self._event, self._has_begun = "", True
 
@@ -214,9 +217,13 @@ class EventStream:
         yield from self._read_line(b"")
 
     def _read_line(self, raw: bytes) -> Iterator[tuple[str, str]]:
+        """Process one line of the stream. An empty line completes an event, which is yielded as (event, data).
+
+        Fields other than `data` and `event`, and comments, are ignored.
+        """
         line = raw.decode("utf-8", "replace")
         if not self._has_begun:
-            self._has_begun, line = True, line.removeprefix("\ufeff")
+            self._has_begun, line = True, line.removeprefix("\ufeff")  # a byte order mark may precede the stream
         if not line:
             if self._data_lines:
                 yield self._event or "message", "\n".join(self._data_lines)

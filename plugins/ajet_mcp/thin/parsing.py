@@ -29,22 +29,23 @@ def tool_of(entry: Any) -> Tool | None:
 
 
 def _as_object(value: Any) -> dict[str, Any]:
+    """Return the value if it is a JSON object, else {}."""
     return value if isinstance(value, dict) else {}
 
 
 def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema without null keywords; Go and Java servers write null for absent keywords."""
-    plain: dict[str, Any] = {}
+    cleaned: dict[str, Any] = {}
     for name, value in schema.items():
         if name in DATA_KEYWORDS and not (value is None and name in ("required", "type")):
-            plain[name] = value
+            cleaned[name] = value
         elif name in NAMED_SUBSCHEMAS:
-            plain[name] = {key: _clean_schema(each) for key, each in _as_object(value).items()}
+            cleaned[name] = {key: _clean_schema(subschema) for key, subschema in _as_object(value).items()}
         elif isinstance(value, list):
-            plain[name] = [_clean_schema(item) for item in value]
+            cleaned[name] = [_clean_schema(item) for item in value]
         elif value is not None:
-            plain[name] = _clean_schema(value)
-    return plain
+            cleaned[name] = _clean_schema(value)
+    return cleaned
 
 
 def _clean_schema(value: Any) -> Any:
@@ -53,9 +54,9 @@ def _clean_schema(value: Any) -> Any:
 
 
 def reply_of(result: Mapping[str, Any]) -> Reply:
-    """Return the reply in a `tools/call` result."""
+    """Convert the result of `tools/call` to a `Reply`. Content parts that are no objects are dropped."""
     content = result.get("content")
-    blocks = tuple(part for part in content if isinstance(part, dict)) if isinstance(content, list) else ()
+    blocks = tuple(block for block in content if isinstance(block, dict)) if isinstance(content, list) else ()
     return Reply(blocks, failed=result.get("isError") is True, structured=result.get("structuredContent"))
 
 

@@ -139,10 +139,8 @@ class HttpServer:
     async def leave(self, url: str, *, seconds: float, headers: Mapping[str, str] | None = None) -> None:
         """Send the DELETE that ends a session or an episode, and ignore its failure."""
         timeout = aiohttp.ClientTimeout(total=seconds)
-        with (
-            suppress(CallFailedError),
-            self._convert_failures(seconds),
-        ):  # an unreachable server has lost its state anyway
+        # An unreachable server has lost its state anyway.
+        with suppress(CallFailedError), self._convert_failures(seconds):
             async with self.connections.delete(url, headers=headers, timeout=timeout, allow_redirects=False):
                 pass
 
@@ -154,10 +152,10 @@ class HttpServer:
         """
         try:
             address = urljoin(self.url, path)
-            same = parse_origin(address) == parse_origin(self.url)
+            is_own_server = parse_origin(address) == parse_origin(self.url)
         except ValueError as error:
             raise self.failed(f"names {path!r}, which is not a URL: {error}", "environment", delivered=False) from error
-        if not same:
+        if not is_own_server:
             raise self.failed(f"names another server, {address}", "environment", delivered=False)
         return address
 
@@ -169,13 +167,13 @@ class HttpServer:
         """
         try:
             other_address, own_address = urlsplit(url), urlsplit(self.url)
-            same = (other_address.scheme, other_address.port) == (
+            is_sibling = (other_address.scheme, other_address.port) == (
                 own_address.scheme,
                 own_address.port,
             ) and other_address.hostname is not None
         except ValueError as error:
             raise self.failed(f"names {url!r}, which is not a URL: {error}", "environment", delivered=False) from error
-        if not same:
+        if not is_sibling:
             reason = f"names another server, {url}, of another scheme or port"
             raise self.failed(reason, "environment", delivered=False)
         return url
@@ -199,6 +197,7 @@ class HttpServer:
             raise self.failed(f"sent an invalid address or header: {error}", "environment") from error
 
     def _refuse_token(self, status: int) -> None:
+        """Raise a CallFailedError without retry if the HTTP status says that the token is missing or wrong."""
         if status in (401, 403):
             problem = self.failed(
                 f"refuses the token (HTTP status {status})", "environment", delivered=False, lost=True
@@ -216,6 +215,18 @@ class HttpServer:
         *,
         of_episode: bool,
     ) -> dict[str, Any] | None:
+        """Return the JSON-RPC reply in an HTTP response, from its body or its event stream; None for a notification.
+
+        Args:
+            message: the message that was sent.
+            headers: headers of the request, repeated when a request of the server is refused.
+            limit: largest reply in bytes.
+            until: deadline in seconds of the event loop's clock.
+            of_episode: True if the request went to an episode's address.
+
+        Raises:
+            CallFailedError: the response contains no reply, or the session or episode is gone.
+        """
         if "id" not in message and 200 <= reply.status < 300:
             return None
         if reply.status == 404 and SESSION in headers:
@@ -223,17 +234,18 @@ class HttpServer:
         self._refuse_token(reply.status)
         if reply.content_type == "text/event-stream" and reply.status == 200:
             return await self._read_stream(reply, message, headers, limit, until)
-        answer = decoded(await self._read_body(reply, limit))
-        if answer is not None and is_answer(answer, message.get("id", 0)):
-            return answer
+        rpc_message = decoded(await self._read_body(reply, limit))
+        if rpc_message is not None and is_answer(rpc_message, message.get("id", 0)):
+            return rpc_message
         if reply.status == 404 and of_episode:
             raise self.failed("no longer knows this episode", "environment", delivered=False, lost=True)
-        refused = reply.status in (429, 503)
+        is_refused = reply.status in (429, 503)
         raise self.failed(
-            f"answered with HTTP status {reply.status} and no JSON-RPC message", "transport", delivered=not refused
+            f"answered with HTTP status {reply.status} and no JSON-RPC message", "transport", delivered=not is_refused
         )
 
     async def _read_body(self, reply: aiohttp.ClientResponse, limit: int) -> bytes:
+        """Return a response's body. Raises CallFailedError, and closes the connection, beyond `limit` bytes."""
         length = reply.content_length
         if length is not None and length <= limit:
             return await reply.read()
@@ -256,6 +268,13 @@ class HttpServer:
         limit: int,
         until: float,
     ) -> dict[str, Any]:
+        """Read an event stream until the reply to `message`, and return the reply.
+
+        Requests of the server on the stream are refused, and other messages are ignored.
+
+        Raises:
+            CallFailedError: the stream ends without a reply, or has more than `limit` bytes.
+        """
         events, received = EventStream(), 0
         while chunk := await reply.content.readany():
             received += len(chunk)

@@ -67,6 +67,11 @@ class SseChannel:
             await asyncio.wait([self._read_task], timeout=seconds)
 
     async def _post_message(self, message: Mapping[str, Any]) -> None:
+        """Send a message to the POST address; its reply arrives on the event stream.
+
+        Raises:
+            CallFailedError: the message was not accepted.
+        """
         address = await asyncio.shield(self._address)
         timeout = aiohttp.ClientTimeout(total=self._seconds)
         try:
@@ -83,6 +88,10 @@ class SseChannel:
             raise self._build_failure(f"broke the connection: {error}") from error
 
     async def _read_stream(self) -> None:
+        """Open the event stream, and pass its messages to the waiting requests until it ends.
+
+        The end of the stream, for any reason, fails all waiting and later requests.
+        """
         problem = self._build_failure("ended its stream")
         try:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._seconds)
@@ -107,14 +116,15 @@ class SseChannel:
             self._answers.end(problem)
             if not self._address.done():
                 self._address.set_exception(problem)
-                self._address.exception()
+                self._address.exception()  # marks the exception as retrieved, even without a waiter
 
     async def _read_events(self, reply: aiohttp.ClientResponse) -> None:
+        """Handle the events of the stream. Raises CallFailedError for one event of more than the limit's bytes."""
         events, received = EventStream(), 0
         while chunk := await reply.content.readany():
             received += len(chunk)
             for event, data in events.take(chunk):
-                received = 0
+                received = 0  # the limit holds for the bytes of one event
                 self._handle_event(event, data)
             if received > self._limit:
                 raise too_large(self._server.name, self._limit)
@@ -122,21 +132,27 @@ class SseChannel:
             self._handle_event(event, data)
 
     def _handle_event(self, event: str, data: str) -> None:
+        """Take the POST address from the event `endpoint`, or pass a message to the waiting requests."""
         if event == "endpoint" and not self._address.done():
             self._address.set_result(self._resolve_endpoint(data))
         elif event == "message" and (message := decoded(data)) is not None:
             self._answers.take(message)
 
     def _resolve_endpoint(self, data: str) -> str:
+        """Return the POST address as a URL. Raises CallFailedError if it is on another server."""
         try:
             address = urljoin(self._server.url, data)
-            same = parse_origin(address) == parse_origin(self._server.url)
+            is_own_server = parse_origin(address) == parse_origin(self._server.url)
         except ValueError as error:
             raise self._build_failure(f"names {data!r}, which is not a URL: {error}", delivered=False) from error
-        if not same:
+        if not is_own_server:
             raise self._build_failure(f"names another server for its messages, {address}", delivered=False)
         return address
 
-    def _build_failure(self, what: str, kind: ToolError = "transport", *, delivered: bool = True) -> CallFailedError:
+    def _build_failure(self, problem: str, kind: ToolError = "transport", *, delivered: bool = True) -> CallFailedError:
+        """Build the error of a failed connection, with which the session is lost.
+
+        `problem` continues the server's name.
+        """
         name, url = self._server.name, self._server.url
-        return CallFailedError(f"the MCP server {name} ({url}) {what}", kind, delivered=delivered, lost=True)
+        return CallFailedError(f"the MCP server {name} ({url}) {problem}", kind, delivered=delivered, lost=True)

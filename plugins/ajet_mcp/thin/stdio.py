@@ -41,7 +41,9 @@ class StdioConnection:
     def __init__(self, server: Server, limits: Limits) -> None:
         self._server, self._limits = server, limits
         self.users = 0
+        """Number of sessions that use the process."""
         self.stateless = False
+        """True if the server knows only the stateless revision of MCP."""
         self._process: ServerProcess | None = None
         self.answers = Answers(server.name, self._send_message)
         self._start_task: asyncio.Task[None] | None = None
@@ -59,6 +61,14 @@ class StdioConnection:
         await asyncio.shield(self._start_task)
 
     async def _start_process(self, seconds: float) -> None:
+        """Start the server's process and begin the session with `initialize`.
+
+        A server that knows only the stateless revision refuses `initialize`, and needs no session.
+
+        Raises:
+            CallFailedError: the process cannot be started.
+            RpcError: the server answered with another error.
+        """
         self._process = await ServerProcess.start(self._server)
         self._read_task = asyncio.create_task(self._read_replies(self._process))
         try:
@@ -84,25 +94,30 @@ class StdioConnection:
             self._read_task.cancel()
 
     async def _send_message(self, message: Mapping[str, Any]) -> None:
+        """Write a message to the process. Raises CallFailedError if its pipe is closed."""
         assert self._process is not None
         await self._process.write(encoded(message))
 
     async def _read_replies(self, process: ServerProcess) -> None:
-        garbage = 0
+        """Pass the messages of the process to the waiting requests until its output ends.
+
+        Other lines are skipped; more than GARBAGE of them end the connection.
+        """
+        skipped_lines = 0
         async for line in process.lines(self._limits.reply_bytes):
             if line is None:
                 self._too_large(process.head)
             elif (message := decoded(line)) is not None:
                 self.answers.take(message)
             elif line.strip():
-                garbage += 1
+                skipped_lines += 1
                 if match := _ID.search(line[:256]):  # an unreadable reply, nested too deeply for instance
                     reason = f"the MCP server {process.name} sent a reply that is not readable JSON-RPC"
                     self.answers.fail(CallFailedError(reason, "transport"), int(match[1]))
-                if garbage == 1:
+                if skipped_lines == 1:
                     logger.warning("the MCP server {} wrote a line that is not JSON-RPC: {!r}", process.name, line[:80])
-                if garbage > GARBAGE:
-                    reason = f"the MCP server {process.name} wrote {garbage} lines that are not JSON-RPC"
+                if skipped_lines > GARBAGE:
+                    reason = f"the MCP server {process.name} wrote {skipped_lines} lines that are not JSON-RPC"
                     self.answers.end(CallFailedError(reason, "transport", lost=True))
                     return
         self.answers.end(await process.gone())
@@ -114,10 +129,10 @@ class StdioConnection:
             head: first bytes of the discarded line. Without an id in them, all waiting requests fail.
         """
         match = _ID.search(head)
-        failed = CallFailedError(
+        problem = CallFailedError(
             f"the MCP server {self._server.name} answered with more than {self._limits.reply_bytes} bytes", "too_large"
         )
-        self.answers.fail(failed, int(match[1]) if match else None)
+        self.answers.fail(problem, int(match[1]) if match else None)
 
 
 class StdioChannel:
@@ -162,7 +177,7 @@ class StdioChannel:
         return await self._connection.answers.request(method, params, seconds)
 
     async def close(self, seconds: float) -> None:
-        """End the process with its last session."""
+        """Close this session. The process ends with its last session."""
         connection = self._connection
         connection.users -= 1
         if connection.users > 0:
