@@ -32,7 +32,11 @@ def open_rubrics(experiment: Experiment) -> RubricsJudge:
 
 
 def open_ranking_models(experiment: Experiment) -> ModelJudge | None:
-    """Open `task_judge.judges` as models that rank the attempts at a task; None if empty. Raises UserError."""
+    """Return the models of `task_judge.judges` as a judge that ranks the attempts at a task; None without models.
+
+    Raises:
+        UserError: the models cannot be used.
+    """
     if not JudgeKeys.of(experiment.ajet).judges:
         return None
     from ajet_judges.model_judge import ModelJudge

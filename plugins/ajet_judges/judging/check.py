@@ -33,7 +33,7 @@ LABELS: Mapping[Any, bool] = {"correct": True, "incorrect": False, True: True, F
 
 @dataclass(frozen=True, slots=True)
 class LabelledExample:
-    """A question with an answer, a reference, and a label: is the answer correct?"""
+    """A question with an answer, a reference answer, and a label that says whether the answer is correct."""
 
     question: str
     answer: str
@@ -88,7 +88,9 @@ def read_labelled_examples(path: Path) -> list[LabelledExample]:
             where=str(path),
             expected="JSON lines of {question, answer, reference, label}",
         ) from error
-    labelled = [_parse_example(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    labelled = [
+        _parse_example(line, f"{path}:{line_number}") for line_number, line in enumerate(lines, 1) if line.strip()
+    ]
     if not labelled:
         raise UserError("The file contains no examples.", where=str(path))
     return labelled
@@ -110,24 +112,28 @@ def check_judge(experiment: Experiment, examples: Sequence[LabelledExample]) -> 
 
 
 async def _collect_verdicts(judge: Judge, examples: Sequence[LabelledExample]) -> list[Verdict]:
-    free = asyncio.Semaphore(AT_ONCE)
+    """Judge all examples, at most AT_ONCE at the same time, and return the verdicts in order. Raises UserError."""
+    slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(number: int, example: LabelledExample) -> Verdict:
+    async def judge_example(number: int, example: LabelledExample) -> Verdict:
+        """Judge one example as if it were an attempt of a run."""
         task = Task(main_query=example.question, task_id=f"example-{number}", metadata={"answer": example.reference})
         workflow_task = WorkflowTask(task=task, task_id=task.task_id, tool_results=list(example.tools))
-        async with free:
+        async with slots:
             return await judge.verdict(
                 workflow_task, WorkflowOutput(metadata={"final_answer": example.answer, "answer_schema": ""})
             )
 
     try:
-        return list(await asyncio.gather(*(one(*each) for each in enumerate(examples, 1))))
+        return list(
+            await asyncio.gather(*(judge_example(*numbered_example) for numbered_example in enumerate(examples, 1)))
+        )
     except BoundaryError as problem:
         raise UserError(f"The judge failed on an example: {problem}", where=str(judge)) from problem
 
 
 def print_check(check: JudgeCheck) -> None:
-    """Print agreement, wrong verdicts and biases."""
+    """Print agreement with the labels, wrong verdicts, biases, and the cost of the check."""
 
     decided, wrong = check.decided, check.wrong
     if wrong:
@@ -141,36 +147,43 @@ def print_check(check: JudgeCheck) -> None:
         if len(wrong) > SHOWN:
             print_line(f"{len(wrong) - SHOWN} more are judged wrongly.")
     print_line(f"judge      {check.judge}")
-    total, right = len(check.examples), len(decided) - len(wrong)
+    total, right_count = len(check.examples), len(decided) - len(wrong)
     print_line(f"decided    {len(decided)} of {counted(total, 'example')}; {total - len(decided)} without a score")
     if not decided:
-        reason = next((each.reason for each in check.verdicts if each.reason), "")
+        reason = next((verdict.reason for verdict in check.verdicts if verdict.reason), "")
         print_line(
             "the judge returned no score for any example (exit code 1)" + (f": {printable(reason)}" * bool(reason))
         )
     else:
-        low, high = wilson(right / len(decided), len(decided))
-        print_line(f"accuracy   {right / len(decided):.3f} ({low:.3f} to {high:.3f}) over decided examples")
-        value, (low, high) = kappa(check.cells), kappa_interval(check.cells)
-        print_line(f"kappa      {format_number(value)} ({low:.3f} to {high:.3f}, 95 %)")
-        _, missed, wrongly, _ = check.cells
-        print_line(f"wrong      {missed} correct answers judged incorrect, {wrongly} incorrect answers judged correct")
+        low, high = wilson(right_count / len(decided), len(decided))
+        print_line(f"accuracy   {right_count / len(decided):.3f} ({low:.3f} to {high:.3f}) over decided examples")
+        kappa_value, (low, high) = kappa(check.cells), kappa_interval(check.cells)
+        print_line(f"kappa      {format_number(kappa_value)} ({low:.3f} to {high:.3f}, 95 %)")
+        _, rejected, accepted, _ = check.cells
+        print_line(
+            f"wrong      {rejected} correct answers judged incorrect, {accepted} incorrect answers judged correct"
+        )
     for name, text in _measure_biases(check):
         print_line(f"{name:<11}{text}")
     totals = {
-        name: sum(each.metrics.get(name, 0.0) for each in check.verdicts) for name in ("calls", "cost", "refused")
+        name: sum(verdict.metrics.get(name, 0.0) for verdict in check.verdicts) for name in ("calls", "cost", "refused")
     }
-    seconds = sorted(each.metrics["seconds"] for each in check.verdicts if "seconds" in each.metrics)
+    seconds = sorted(verdict.metrics["seconds"] for verdict in check.verdicts if "seconds" in verdict.metrics)
     if seconds or totals["calls"]:
-        middle = f"; a reply takes {seconds[len(seconds) // 2]:.2f} s (median)" if seconds else ""
-        cached = sum(each.metrics.get("cached", 0.0) == 1.0 for each in check.verdicts)
+        median = f"; a reply takes {seconds[len(seconds) // 2]:.2f} s (median)" if seconds else ""
+        cached = sum(verdict.metrics.get("cached", 0.0) == 1.0 for verdict in check.verdicts)
         cost = f", cost {totals['cost']:.4g}" if totals["cost"] else ""
         print_line(
-            f"asked      {totals['calls']:.0f} calls{cost}, {totals['refused']:.0f} refused, {cached} cached{middle}"
+            f"asked      {totals['calls']:.0f} calls{cost}, {totals['refused']:.0f} refused, {cached} cached{median}"
         )
 
 
 def _measure_biases(check: JudgeCheck) -> list[tuple[str, str]]:
+    """Return (name, text) of each bias that the examples can show.
+
+    "orders": obeyed instructions inside judged texts. "length": preference for long answers. "own": preference for
+    answers of the judging models, compared with other models' answers.
+    """
     rows = []
     orders = [(example, decision) for example, decision in check.decided if example.order]
     if orders:
@@ -179,19 +192,24 @@ def _measure_biases(check: JudgeCheck) -> list[tuple[str, str]]:
     errors = [
         (float(len(example.answer)), float(decision) - float(example.label)) for example, decision in check.decided
     ]
-    if (length := correlate(errors)) is not None:
-        rows.append(("length", f"{length:+.2f}: correlation of an answer's length with a verdict that is too good"))
-    names = {vote["model"] for verdict in check.verdicts for vote in verdict.details.get("votes", ())}
-    own_differences = [float(decision) - example.label for example, decision in check.decided if example.model in names]
-    others = [float(decision) - example.label for example, decision in check.decided
-              if example.model and example.model not in names]  # fmt: skip
-    if own_differences and others:
-        more = sum(own_differences) / len(own_differences) - sum(others) / len(others)
-        rows.append(("own", f"{more:+.2f}: bias towards its own answers, compared with other models' answers"))
+    if (length_correlation := correlate(errors)) is not None:
+        rows.append(
+            ("length", f"{length_correlation:+.2f}: correlation of an answer's length with a verdict that is too good")
+        )
+    judge_models = {vote["model"] for verdict in check.verdicts for vote in verdict.details.get("votes", ())}
+    own_differences = [
+        float(decision) - example.label for example, decision in check.decided if example.model in judge_models
+    ]
+    other_differences = [float(decision) - example.label for example, decision in check.decided
+              if example.model and example.model not in judge_models]  # fmt: skip
+    if own_differences and other_differences:
+        own_bias = sum(own_differences) / len(own_differences) - sum(other_differences) / len(other_differences)
+        rows.append(("own", f"{own_bias:+.2f}: bias towards its own answers, compared with other models' answers"))
     return rows
 
 
 def _parse_example(line: str, where: str) -> LabelledExample:
+    """Parse one line of the file. Raises UserError with the line's place."""
     try:
         row = read_json(line)
         label = LABELS[row["label"]]
@@ -206,16 +224,18 @@ def _parse_example(line: str, where: str) -> LabelledExample:
             expected='{"question": "…", "answer": "…", "reference": "…", "label": "correct" or "incorrect"}, '
             'optionally "order": true, "model": "…", "tools": ["…"]',
         ) from error
-    question, answer, reference, model, *shown = texts
+    question, answer, reference, model, *tool_results = texts
     order = bool(row.get("order", False))
-    return LabelledExample(question, answer, reference, label, order=order, model=model, tools=tuple(shown))
+    return LabelledExample(question, answer, reference, label, order=order, model=model, tools=tuple(tool_results))
 
 
 def _read_decision(verdict: Verdict) -> bool | None:
+    """Return True if a verdict says correct, False for incorrect, None without a score. 0.5 decides a bare reward."""
     if verdict.reward is None:
         return None
     return verdict.success if verdict.success is not None else verdict.reward >= 0.5
 
 
 def _name_label(label: bool) -> str:
+    """Return the word for a label."""
     return "correct" if label else "incorrect"

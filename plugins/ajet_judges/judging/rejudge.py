@@ -133,16 +133,18 @@ def compare_judges_on_run(named: str, root: Path, references: Sequence[str]) -> 
             row.get("uuid", f"{path}:{number}"): _parse_attempt(row, f"{path}:{number}")
             for _, _, path in list_episode_files(folder)
             for number, row in enumerate(read_rows(path), 1)
-        }.values()  # one that several steps trained on stands in the file of each
+        }.values()  # an episode on which several steps trained is in the file of each step
     )
 
-    async def all_of_them() -> dict[str, list[AttemptRecord]]:
+    async def judge_all() -> dict[str, list[AttemptRecord]]:
+        """Score all recorded episodes with each judge."""
         return {
-            name: [each.attempt for each in await rejudge_attempts(judge, recorded)] for name, judge in judges.items()
+            name: [rejudged.attempt for rejudged in await rejudge_attempts(judge, recorded)]
+            for name, judge in judges.items()
         }
 
     try:
-        return compare_judges({PLAYED: [attempt for attempt, _ in recorded]} | asyncio.run(all_of_them()))
+        return compare_judges({PLAYED: [attempt for attempt, _ in recorded]} | asyncio.run(judge_all()))
     finally:
         for judge in judges.values():
             judge.let_go()
@@ -173,21 +175,32 @@ def list_episode_files(folder: Path) -> list[tuple[int, str, Path]]:
     return sorted((int(match[1]), match[2] or "train", folder / "episodes" / match[0]) for match in matches)
 
 
-async def _rejudge_files(folder: Path, own: Experiment, judge: Judge) -> RejudgedRun:
-    """Judge each recorded episode again, once, and compute the advantages that would result."""
-    what_if = WhatIfCredit(own)
+async def _rejudge_files(folder: Path, experiment: Experiment, judge: Judge) -> RejudgedRun:
+    """Judge each recorded episode again, once, and compute the advantages of each step under the new verdicts.
+
+    Args:
+        folder: folder of the run.
+        experiment: the run's recorded experiment.
+        judge: the judge to use.
+    """
+    what_if = WhatIfCredit(experiment)
     episodes: list[RejudgedEpisode] = []
     steps = []
     results: dict[str, tuple[AttemptRecord, RejudgedAttempt]] = {}
     """Episode uuid -> recorded and rejudged attempt; once, however many steps trained on the episode."""
     for step, split, path in list_episode_files(folder):
         recorded, attempts = _read_episodes(path)
-        new = [index for index, (episode, _) in enumerate(recorded) if episode.uuid not in results]
+        new_indices = [index for index, (episode, _) in enumerate(recorded) if episode.uuid not in results]
         rejudged_new = await _rejudge_episodes(
-            judge, split, [recorded[index] for index in new], [attempts[index] for index in new], own.ajet.seed
+            judge,
+            split,
+            [recorded[index] for index in new_indices],
+            [attempts[index] for index in new_indices],
+            experiment.ajet.seed,
         )
         results |= {
-            recorded[index][0].uuid: (attempts[index][0], each) for index, each in zip(new, rejudged_new, strict=True)
+            recorded[index][0].uuid: (attempts[index][0], rejudged_attempt)
+            for index, rejudged_attempt in zip(new_indices, rejudged_new, strict=True)
         }
         judged = []
         for episode, _ in recorded:
@@ -202,10 +215,10 @@ async def _rejudge_files(folder: Path, own: Experiment, judge: Judge) -> Rejudge
                 judged.append(replace_verdict(episode, None))
         curve, advantages = what_if.compute_step(step, split, recorded, judged)
         steps.append(curve)
-        nothing = (None, None)
+        no_advantages = (None, None)
         episodes += [
-            RejudgedEpisode(path.name, before, rejudged.attempt, advantages.get(before.uuid, nothing))
-            for before, rejudged in (results[recorded[index][0].uuid] for index in new)
+            RejudgedEpisode(path.name, before, rejudged.attempt, advantages.get(before.uuid, no_advantages))
+            for before, rejudged in (results[recorded[index][0].uuid] for index in new_indices)
         ]
     return RejudgedRun(folder, str(judge), episodes, steps, what_if.why_no_advantages)
 
@@ -217,6 +230,16 @@ async def _rejudge_episodes(
     attempts: Sequence[tuple[AttemptRecord, Task]],
     seed: int,
 ) -> list[RejudgedAttempt]:
+    """Judge the episodes of one file again, and return the results in their order.
+
+    A judge that ranks gets the training episodes of a group together; an episode alone in its group, and validation,
+    are judged one by one.
+
+    Args:
+        recorded: the episodes with their outcomes.
+        attempts: the same episodes as input of a judge.
+        seed: fixes the order in which attempts are shown to a ranking judge.
+    """
     groups: dict[str, list[int]] = {}
     for index, (episode, _) in enumerate(recorded):
         groups.setdefault(episode.group or episode.uuid, []).append(index)
@@ -227,7 +250,7 @@ async def _rejudge_episodes(
     by_index |= zip(alone, await rejudge_attempts(judge, [attempts[index] for index in alone]), strict=True)
     ranked = [members for members in groups.values() if len(members) > 1]
     rankings = await asyncio.gather(
-        *(rejudge_group(judge, [attempts[index] for index in each], seed) for each in ranked)
+        *(rejudge_group(judge, [attempts[index] for index in members], seed) for members in ranked)
     )
     for members, verdicts in zip(ranked, rankings, strict=True):
         by_index |= zip(members, verdicts, strict=True)
@@ -241,13 +264,14 @@ def _read_episodes(path: Path) -> tuple[list[tuple[Episode, Outcome]], list[tupl
     """
     recorded, attempts = [], []
     with open_arrays(path) as blobs:
-        for number, row in enumerate(read_rows(path), 1):
-            attempts.append(_parse_attempt(row, f"{path}:{number}"))
-            recorded.append(decode_recorded(row, blobs, f"{path}:{number}"))
+        for line_number, row in enumerate(read_rows(path), 1):
+            attempts.append(_parse_attempt(row, f"{path}:{line_number}"))
+            recorded.append(decode_recorded(row, blobs, f"{path}:{line_number}"))
     return recorded, attempts
 
 
 def _parse_attempt(row: dict[str, Any], where: str) -> tuple[AttemptRecord, Task]:
+    """Convert a recorded row to the attempt and task that a judge gets. Raises UserError that names the line."""
     try:
         return decode_attempt(row, judge_inputs=True), Task(**row["task"])
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

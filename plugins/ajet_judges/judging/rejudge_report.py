@@ -56,6 +56,7 @@ def write_tables(rejudged: RejudgedRun, tables: tuple[Path, Path]) -> None:
 
 
 def _build_episode_row(episode: RejudgedEpisode) -> dict[str, Any]:
+    """Return the row of an episode in the table of episodes, by column."""
     before, after = episode.before, episode.after
     return {
         "uuid": before.uuid, "file": episode.file, "task_id": before.task, "repeat": before.repeat,
@@ -66,13 +67,15 @@ def _build_episode_row(episode: RejudgedEpisode) -> dict[str, Any]:
 
 
 def _build_step_row(step: StepWhatIf) -> dict[str, Any]:
+    """Return the row of a step in the table of steps; rewards have the suffix _recorded or _judged."""
     row = {name: value for name, value in asdict(step).items() if not isinstance(value, Mapping)}
-    for side, under in (("recorded", step.recorded), ("judged", step.judged)):
-        row |= {f"{name}_{side}": value for name, value in asdict(under).items()}
+    for side, rewards in (("recorded", step.recorded), ("judged", step.judged)):
+        row |= {f"{name}_{side}": value for name, value in asdict(rewards).items()}
     return row
 
 
 def _write_rows(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as JSON Lines or CSV, by the file's suffix. Raises FileExistsError for an existing file."""
     with target.open("x", newline="", encoding="utf-8") as file:
         if target.suffix in LINES:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -92,20 +95,21 @@ def print_rejudge(rejudged: RejudgedRun, tables: Sequence[Path]) -> None:
     if changed:
         rows = make_table("episode", "task", "reward", "judged", texts=2)
         rows.add_column("reason", overflow="fold")
-        for each in changed[:SHOWN]:
-            reason = each.after.failure or each.after.reason
+        for episode in changed[:SHOWN]:
+            reason = episode.after.failure or episode.after.reason
             rows.add_row(
-                each.before.uuid[:12], printable(each.before.task), format_number(each.before.reward, "g"),
-                format_number(each.after.reward, "g"), printable(reason[:80]),
+                episode.before.uuid[:12], printable(episode.before.task), format_number(episode.before.reward, "g"),
+                format_number(episode.after.reward, "g"), printable(reason[:80]),
             )  # fmt: skip
         console.print(rows)
-    more = f", the first {SHOWN} above" if len(changed) > SHOWN else ""
+    note = f", the first {SHOWN} above" if len(changed) > SHOWN else ""
     means = " → ".join(
-        _format_mean(each) for each in zip(*((e.before, e.after) for e in rejudged.episodes), strict=True)
+        _format_mean(attempts)
+        for attempts in zip(*((episode.before, episode.after) for episode in rejudged.episodes), strict=True)
     )
     judge_text = f"; by {rejudged.judge}: {means}" if rejudged.episodes else ""
     print_line(
-        f"{counted(len(changed), 'reward')} of {counted(len(rejudged.episodes), 'episode')} changed{more}{judge_text}"
+        f"{counted(len(changed), 'reward')} of {counted(len(rejudged.episodes), 'episode')} changed{note}{judge_text}"
     )
     for split in dict.fromkeys(step.split for step in rejudged.steps):
         _print_curve([step for step in rejudged.steps if step.split == split], split, rejudged.why_no_advantages)
@@ -115,21 +119,30 @@ def print_rejudge(rejudged: RejudgedRun, tables: Sequence[Path]) -> None:
 
 
 def _print_curve(steps: Sequence[StepWhatIf], split: str, why_not: str) -> None:
-    """Print per step: mean rewards, groups with a learning signal, and advantages that change their sign."""
+    """Print a table of one split's steps: mean rewards under the recorded and the new verdicts.
+
+    For training it also has the groups with a learning signal, and the advantages whose sign would change.
+
+    Args:
+        why_not: why there are no advantages, or "".
+    """
     trained = split == "train"
     title = "The same episodes under these verdicts" + ("" if trained else f", {split}")
     console.print(title, markup=False, style="dim")
     names = ["step", "reward", "judged", *(["to learn from", "judged", "sign turned"] if trained else [])]
     table = make_table(*names, texts=0)
+    # Of many steps the first and the last are shown.
     for step in steps if len(steps) <= SHOWN else [*steps[: SHOWN // 2], *steps[-SHOWN // 2 :]]:
         cells = [str(step.step), format_number(step.recorded.reward), format_number(step.judged.reward)]
         if trained:
-            counts = ("–" if under.learns is None else str(under.learns) for under in (step.recorded, step.judged))
+            counts = (
+                "–" if rewards.learns is None else str(rewards.learns) for rewards in (step.recorded, step.judged)
+            )
             cells += [f"{learns}/{step.groups}" for learns in counts]
             cells += [f"{step.flipped}/{step.credited}" if step.credited or not why_not else "–"]
         table.add_row(*cells)
     console.print(table)
-    for name, side in (("recorded", [s.recorded for s in steps]), ("judged", [s.judged for s in steps])):
+    for name, side in (("recorded", [step.recorded for step in steps]), ("judged", [step.judged for step in steps])):
         if len(steps) > 1:
             console.print(f"{name:<9}{draw_sparkline(side, steps)}", markup=False, highlight=False)
     if trained and why_not:
@@ -143,15 +156,22 @@ def draw_sparkline(side: Sequence[StepRewards], steps: Sequence[StepWhatIf]) -> 
         side: rewards to draw.
         steps: both sides of all steps, which fix the common scale.
     """
-    rewards = [under.reward for step in steps for under in (step.recorded, step.judged) if under.reward is not None]
+    rewards = [
+        step_rewards.reward
+        for step in steps
+        for step_rewards in (step.recorded, step.judged)
+        if step_rewards.reward is not None
+    ]
     low, high = min(rewards, default=0.0), max(rewards, default=0.0)
-    span = (high - low) or 1.0
+    reward_span = (high - low) or 1.0
     return "".join(
-        " " if under.reward is None else BARS[round((under.reward - low) / span * (len(BARS) - 1))] for under in side
+        " " if step_rewards.reward is None else BARS[round((step_rewards.reward - low) / reward_span * (len(BARS) - 1))]
+        for step_rewards in side
     ) + (f"  {low:.3g} to {high:.3g}" if rewards else "")
 
 
 def _format_mean(attempts: Sequence[AttemptRecord]) -> str:
+    """Return the mean reward of the scored attempts as text, with their number."""
     rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
     mean = f"mean {fmean(rewards):.3g}" if rewards else "no reward"
     return f"{mean} over {len(rewards)} of {len(attempts)}"

@@ -72,23 +72,23 @@ def format_agreement(content: dict[str, Any]) -> list[str]:
         if not isinstance(agreement, dict):
             continue
         kappa = "–" if agreement["kappa"] is None else f"{agreement['kappa']:.3f}"
-        between = (
+        interval_text = (
             ""
             if agreement["kappa_low"] is None
             else f" ({agreement['kappa_low']:.3f} to {agreement['kappa_high']:.3f}, 95 %)"
         )
         lines.append(
-            f"rubrics {name} revision: agreement {agreement['share']:.3f}, kappa {kappa}{between}, "
+            f"rubrics {name} revision: agreement {agreement['share']:.3f}, kappa {kappa}{interval_text}, "
             f"{agreement['undecided']} of {agreement['total']} undecided; on {content.get('measured_on', '')}"
         )
     return lines
 
 
 def print_rubrics(rubrics: Rubrics) -> None:
-    """Print criteria, agreement and cost."""
+    """Print the criteria as a table, then their agreement with the labels, version and cost."""
     table = make_table("criterion", "weight", "category", texts=3)
-    for each in rubrics.criteria:
-        table.add_row(printable(each.text), f"{each.weight:g}", printable(each.category))
+    for criterion in rubrics.criteria:
+        table.add_row(printable(criterion.text), f"{criterion.weight:g}", printable(criterion.category))
     console.print(table)
     content = rubrics.content
     lines = [*format_agreement(content), f"version {rubrics.version}"]

@@ -68,16 +68,17 @@ class WhatIfCredit:
         self._experiment, self._settings = experiment, experiment.ajet
         self._decode: Decode | None = None
         algorithm = self._settings.trainer_common.algorithm
-        foreign = bool(experiment.backbone.roots and experiment.backbone_overrides)
+        # A section of the backbone may contain settings of its own for advantages.
+        changes_credit = bool(experiment.backbone.roots and experiment.backbone_overrides)
         is_users = is_reference(algorithm.adv_estimator)
         self.why_no_advantages = (
-            f"a {experiment.backbone.name}: section changes their credit" if foreign
+            f"a {experiment.backbone.name}: section changes their credit" if changes_credit
             else OWN if is_users else ""
         )  # fmt: skip
         """Why some steps have no advantages, as known so far; "" otherwise."""
         self._never = bool(self.why_no_advantages)
         self._algorithm: Algorithm | None = (
-            None if is_users or foreign else open_algorithm(self._copy_credit_settings(), base=experiment.base)
+            None if is_users or changes_credit else open_algorithm(self._copy_credit_settings(), base=experiment.base)
         )
 
     def _copy_credit_settings(self) -> AjetConfig:
@@ -133,45 +134,56 @@ class WhatIfCredit:
                 advantages = {
                     episode.uuid: (sides[0].get(episode.uuid), sides[1].get(episode.uuid)) for episode, _ in recorded
                 }
-        both = [
+        compared = [
             (recorded_value, new_value)
             for recorded_value, new_value in advantages.values()
             if recorded_value is not None and new_value is not None
         ]
-        what_if = StepWhatIf(
+        summary = StepWhatIf(
             step,
             split,
             len(recorded),
             len(before),
             self._summarize_rewards(before),
             self._summarize_rewards(after),
-            len(both),
-            sum(recorded_value * new_value < 0 for recorded_value, new_value in both),
+            len(compared),
+            sum(recorded_value * new_value < 0 for recorded_value, new_value in compared),
         )
-        return what_if, advantages
+        return summary, advantages
 
     def _summarize_rewards(self, groups: Sequence[Group]) -> StepRewards:
+        """Return the mean reward and the number of groups with a learning signal."""
         rewards = [episode.reward or 0.0 for group in groups for episode in group.scored]
         algorithm = self._algorithm
         learns = None if algorithm is None else sum(algorithm.learns_from(group) for group in groups)
         return StepRewards(fmean(rewards) if rewards else None, len(rewards), learns)
 
     def _compute_advantages(
-        self, step: int, groups: Sequence[Group], left: set[str], outcomes: Mapping[str, Outcome]
+        self, step: int, groups: Sequence[Group], left_out: set[str], outcomes: Mapping[str, Outcome]
     ) -> dict[str, float]:
-        # The models saw the episodes that had a score in the run.
-        """Return the new advantage of each scored episode, with the recorded values of critic and reference."""
-        scored_ids = {e.uuid for group in groups for e in group.scored}
+        """Return the advantage of each scored episode, with the recorded values of critic and reference model.
+
+        Groups with an episode in `left_out`, or without a value that the algorithm needs, are left out.
+
+        Args:
+            groups: the step's episodes, under the recorded or the new verdicts.
+            left_out: ids of the episodes that training discarded.
+            outcomes: recorded outcome by episode id.
+
+        Raises:
+            NotRecordedError: a needed value is in no record of the step.
+        """
+        scored_ids = {episode.uuid for group in groups for episode in group.scored}
         # An episode without recorded critic values cannot get an advantage, so its group is left out.
         if self._algorithm is not None and "critic" in self._algorithm.needs:
-            left = left | {uuid for uuid in scored_ids if outcomes[uuid].values is None}
-        privileged = self._algorithm is not None and "privileged" in self._algorithm.needs
-        if (self._settings.trainer_common.algorithm.use_kl_in_reward or privileged) and any(
+            left_out = left_out | {uuid for uuid in scored_ids if outcomes[uuid].values is None}
+        needs_privileged_model = self._algorithm is not None and "privileged" in self._algorithm.needs
+        if (self._settings.trainer_common.algorithm.use_kl_in_reward or needs_privileged_model) and any(
             outcome.reference_gap is not None for outcome in outcomes.values()
         ):
-            left = left | {uuid for uuid in scored_ids if outcomes[uuid].reference_gap is None}
+            left_out = left_out | {uuid for uuid in scored_ids if outcomes[uuid].reference_gap is None}
         reference, critic = make_recorded_reference(outcomes), make_recorded_critic(outcomes)
-        trained = [group for group in groups if not any(episode.uuid in left for episode in group.episodes)]
+        trained = [group for group in groups if not any(episode.uuid in left_out for episode in group.episodes)]
         batch = assign_credit(trained, self._settings, self._algorithm, step=step, reference=reference, critic=critic)
         scored = [episode for group in trained for episode in group.scored]
         return {episode.uuid: batch.outcomes[episode.uuid].advantage or 0.0 for episode in scored}
@@ -185,11 +197,13 @@ def replace_verdict(episode: Episode, verdict: Verdict | None) -> Episode:
 
 
 def _build_groups(episodes: Sequence[Episode]) -> list[Group]:
+    """Return the episodes by group, in the order of the groups and of the repeats in each."""
     episodes_by_group: dict[str, list[Episode]] = {}
     for episode in episodes:
         episodes_by_group.setdefault(episode.group or episode.task.task_id, []).append(episode)
     groups = [
-        Group(each[0].task, each[0].order, sorted(each, key=lambda e: e.repeat)) for each in episodes_by_group.values()
+        Group(members[0].task, members[0].order, sorted(members, key=lambda member: member.repeat))
+        for members in episodes_by_group.values()
     ]
     return sorted(groups, key=lambda group: group.order)
 

@@ -73,6 +73,7 @@ class ModelJudge:
         )
 
     def __str__(self) -> str:
+        """Return the models' names for messages, and the number of votes if there are several."""
         names = " or ".join(dict.fromkeys(member.model.model for member in self.panel.members))
         return f"{names}, {self.votes} votes each" if self.votes > 1 else names
 
@@ -164,7 +165,14 @@ class ModelJudge:
             self.panel.store.close()
 
     def _decide_verdict(self, replies: Sequence[JudgeReply[ModelVote]], failures: Sequence[JudgeFailure]) -> Verdict:
-        """Return the verdict of the majority of the votes. Without a majority there is no score."""
+        """Return the verdict of the majority of the votes, with all votes in its details.
+
+        Without more than half of the `votes` for one word, or with most for "undecided", there is no score.
+
+        Args:
+            replies: the received votes; one without a readable reply has no value.
+            failures: failures of the other votes.
+        """
         votes = [(reply.value, reply.model) for reply in replies if reply.value is not None]
         tally = Counter(vote.verdict for vote, _ in votes)
         winner, winner_votes = tally.most_common(1)[0] if tally else ("undecided", 0)
@@ -177,16 +185,18 @@ class ModelJudge:
         metrics = sum_usage(replies)
         metrics["agreement"] = winner_votes / len(votes) if votes else 0.0
         metrics["disagreed"] = float(len(tally) > 1)
-        share = f"{winner_votes} of {self.votes} votes" if self.votes > 1 else "it"
+        share_text = f"{winner_votes} of {self.votes} votes" if self.votes > 1 else "it"
         if 2 * winner_votes <= self.votes or winner == "undecided":
-            why = "; ".join(problems) or (
+            why_undecided = "; ".join(problems) or (
                 f"votes: {', '.join(f'{count} {word}' for word, count in tally.items())}"
                 if len(tally) > 1
                 else next((vote.reason for vote, _ in votes if vote.reason), "undecided")
             )
-            return Verdict(None, None, f"no score: the judge could not decide: {why}", metrics=metrics, details=details)
+            return Verdict(
+                None, None, f"no score: the judge could not decide: {why_undecided}", metrics=metrics, details=details
+            )
         vote, model = next((vote, model) for vote, model in votes if vote.verdict == winner)
-        voters = f"{model}: {winner}" if self.votes == 1 else f"{winner} by {share}, {model}"
+        voters = f"{model}: {winner}" if self.votes == 1 else f"{winner} by {share_text}, {model}"
         reason = f"{voters}{f': {vote.reason}' if vote.reason else ''}"
         return Verdict(VERDICT_REWARDS[winner], winner == "correct", reason, metrics=metrics, details=details)
 
@@ -281,6 +291,7 @@ async def rank_entrants(
     """
     if len(entrants) < 2:
         return [Verdict(None, None, "no score: there is no other attempt to compare with") for _ in entrants]
+    # A, B, …, Z, A26, A27, …
     labels = [chr(ord("A") + number) if number < 26 else f"A{number}" for number in range(len(entrants))]
     orders = [_shuffle_order(len(entrants), f"{seed}/{draw}") for draw in range(judge.votes)]
     questions = [_build_question(judge, question, reference, entrants, order, labels, criteria) for order in orders]
@@ -311,55 +322,67 @@ async def rank_entrants(
 
 
 def _build_verdicts(
-    found: Sequence[tuple[list[int], JudgeReply[Tiers]]],
+    ordered_replies: Sequence[tuple[list[int], JudgeReply[Tiers]]],
     labels: Sequence[str],
     count: int,
     votes: int,
     cut: bool,
     entrants: Sequence[Entrant],
 ) -> list[Verdict]:
-    """Return a verdict per attempt: its mean score over the votes, or no score without a majority of votes."""
+    """Return a verdict per attempt: its mean score over the votes, or no score without a majority of votes.
+
+    Args:
+        ordered_replies: for each vote, the order in which attempts were shown (indexes), and the reply.
+        labels: labels by position in that order.
+        count: number of attempts.
+        cut: True if a prompt was shortened.
+        entrants: the attempts, by index.
+    """
     positions: list[list[int]] = [[] for _ in range(count)]
-    placed_replies = [(order, reply, reply.value) for order, reply in found if reply.value is not None]
-    placed: list[dict[int, float]] = []
+    placed_replies = [(order, reply, reply.value) for order, reply in ordered_replies if reply.value is not None]
+    scores_by_vote: list[dict[int, float]] = []
     for order, _, (tiers, _) in placed_replies:
         scores = _score_tiers(tiers)
-        placed.append({index: scores[labels[at]] for at, index in enumerate(order) if labels[at] in scores})
+        scores_by_vote.append(
+            {index: scores[labels[position]] for position, index in enumerate(order) if labels[position] in scores}
+        )
         for position, index in enumerate(order):
-            if index in placed[-1]:
+            if index in scores_by_vote[-1]:
                 positions[index].append(position)
-    places = [[vote[index] for vote in placed if index in vote] for index in range(count)]
-    problems = [problem for _, reply in found for problem in reply.problems]
-    metrics = sum_usage([reply for _, reply in found])
-    common = {name: value / count if name in ("calls", "cost", "refused", "unreadable") else value
+    scores_by_attempt = [[vote[index] for vote in scores_by_vote if index in vote] for index in range(count)]
+    problems = [problem for _, reply in ordered_replies for problem in reply.problems]
+    metrics = sum_usage([reply for _, reply in ordered_replies])
+    # One request covers all attempts, so each attempt's verdict states its share of the cost.
+    shared_metrics = {name: value / count if name in ("calls", "cost", "refused", "unreadable") else value
               for name, value in metrics.items()}  # fmt: skip
-    common["agreement"] = _measure_agreement(placed, count)
-    common["cut"] = float(cut)
+    shared_metrics["agreement"] = _measure_agreement(scores_by_vote, count)
+    shared_metrics["cut"] = float(cut)
     models = ", ".join(dict.fromkeys(reply.model for _, reply, _ in placed_replies))
+    # The reason of the first ranking stands for all attempts.
     why = next((reason for _, _, (_, reason) in placed_replies if reason), "")
     verdicts = []
     for index in range(count):
         details: dict[str, Any] = {
-            "ranking": {"model": models, "shown": positions[index], "of": count, "places": places[index]},
+            "ranking": {"model": models, "shown": positions[index], "of": count, "places": scores_by_attempt[index]},
             "answer_chars": len(entrants[index].answer),
         }
         if problems:
             details["problems"] = [problem[:300] for problem in problems]
-        if 2 * len(places[index]) <= votes:
+        if 2 * len(scores_by_attempt[index]) <= votes:
             why_not = "; ".join(problems) or "the attempt could not be ranked among the others"
             verdicts.append(
                 Verdict(
                     None,
                     None,
                     f"no score: the judge could not decide: {why_not}",
-                    metrics=dict(common),
+                    metrics=dict(shared_metrics),
                     details=details,
                 )
             )
             continue
-        reward = fmean(places[index])
+        reward = fmean(scores_by_attempt[index])
         reason = f"{models}: {reward:g} among {count} attempts (1 is the best){f': {why}' if why else ''}"
-        verdicts.append(Verdict(reward, None, reason, metrics=dict(common), details=details))
+        verdicts.append(Verdict(reward, None, reason, metrics=dict(shared_metrics), details=details))
     return verdicts
 
 
@@ -373,12 +396,12 @@ def _score_tiers(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
     if count < 2:
         return {}
     scores: dict[str, float] = {}
-    above = 0
+    better_count = 0
     for tier in tiers:
         # Tied labels share the mean of the ranks that they occupy.
-        rank = above + (len(tier) - 1) / 2
+        rank = better_count + (len(tier) - 1) / 2
         scores |= dict.fromkeys(tier, 1.0 - rank / (count - 1))
-        above += len(tier)
+        better_count += len(tier)
     return scores
 
 
@@ -391,7 +414,7 @@ def _measure_agreement(placed: Sequence[Mapping[int, float]], count: int) -> flo
         placed: for each vote, scores by the attempt's index.
         count: number of attempts.
     """
-    same = total = 0
+    equal_pairs = compared_pairs = 0
     for first_index, second_index in itertools.combinations(range(count), 2):
         signs = [
             (vote[first_index] > vote[second_index]) - (vote[first_index] < vote[second_index])
@@ -399,9 +422,9 @@ def _measure_agreement(placed: Sequence[Mapping[int, float]], count: int) -> flo
             if first_index in vote and second_index in vote
         ]
         for first, second in itertools.combinations(signs, 2):
-            total += 1
-            same += first == second
-    return same / total if total else 1.0
+            compared_pairs += 1
+            equal_pairs += first == second
+    return equal_pairs / compared_pairs if compared_pairs else 1.0
 
 
 def _build_question(
@@ -413,22 +436,27 @@ def _build_question(
     labels: Sequence[str],
     criteria: str,
 ) -> JudgeQuestion:
+    """Return the prompt that shows the attempts in this order, under the labels A, B, ….
+
+    Each attempt may have its share of twice `max_chars` characters; longer ones are cut.
+    """
     limit = judge.max_chars
     shown_question, cut = shorten_text(question, limit)
     pieces: list[tuple[str, str | None]] = [(ASKED, shown_question)]
     if reference:
-        shown_reference, more_cut = shorten_text(reference, limit)
+        shown_reference, omitted = shorten_text(reference, limit)
         pieces.append((REFERENCE, shown_reference))
-        cut += more_cut
+        cut += omitted
     for label, index in zip(labels, order, strict=True):
-        text, more_cut = shorten_text(entrants[index].text, max(2 * limit // len(order), 200))
+        text, omitted = shorten_text(entrants[index].text, max(2 * limit // len(order), 200))
         pieces.append((f"\n\nAttempt {label}:\n", text))
-        cut += more_cut
+        cut += omitted
     pieces.append((f"\n\nThe criteria to go by:\n{criteria}{BY_CRITERIA}" if criteria else HOW, None))
     return JudgeQuestion(tuple(pieces), FORM % (labels[0], ", ".join(labels)), cut)
 
 
 def _shuffle_order(count: int, seed: str) -> list[int]:
+    """Return the indexes from 0 to `count` - 1 in an order that the seed fixes."""
     order = list(range(count))
     random.Random(seed).shuffle(order)
     return order

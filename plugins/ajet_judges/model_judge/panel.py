@@ -111,8 +111,8 @@ class ModelPanel:
         Raises:
             JudgeFailure: no model is reachable, or the budget is spent.
         """
-        first = draw % len(self.members)
-        order = [*self.members[first:], *self.members[:first]]
+        first_model = draw % len(self.members)
+        order = [*self.members[first_model:], *self.members[:first_model]]
         keys: list[str] | None = None
         if self._cache and (store := self.store) is not None:
             keys = [self._make_key(member, question, schema, draw, temperature) for member in order]
@@ -135,8 +135,21 @@ class ModelPanel:
         draw: int,
         temperature: float,
     ) -> JudgeReply[T]:
+        """Request a reply from the models in order, until one gives a readable reply, and store it.
+
+        Args:
+            order: the models.
+            keys: key of the cache for each model; None to store nothing.
+            draw: index of the vote, sent as seed.
+
+        Returns:
+            The reply; its `value` is None if models were reached, but refused or gave no readable reply.
+
+        Raises:
+            JudgeFailure: no model is reachable, or the budget is spent.
+        """
         reply: JudgeReply[T] = JudgeReply()
-        reached = False
+        was_reached = False
         for index, member in enumerate(order):
             body = {
                 "messages": question.messages(),
@@ -149,27 +162,27 @@ class ModelPanel:
             }  # fmt: skip
             name = member.model.model
             try:
-                answer = await self._request_from_member(member, body, reply)
+                chat_reply = await self._request_from_member(member, body, reply)
             except NoAnswerError as problem:
                 reply.problems.append(f"{name}: {problem}")
                 continue
-            reached = True
-            if answer.refused:
+            was_reached = True
+            if chat_reply.refused:
                 reply.refused += 1
-                reply.problems.append(f"{name} refused: {answer.refused[:200]}")
+                reply.problems.append(f"{name} refused: {chat_reply.refused[:200]}")
                 continue
             try:
-                if answer.cut and not answer.raw_text.rstrip().endswith(_COMPLETE_ENDS):
+                if chat_reply.cut and not chat_reply.raw_text.rstrip().endswith(_COMPLETE_ENDS):
                     raise UnreadableReplyError("the reply was cut short by the token limit")
-                reply.value, reply.model = parse(answer.raw_text), name
+                reply.value, reply.model = parse(chat_reply.raw_text), name
             except UnreadableReplyError as problem:
                 reply.unreadable += 1
                 reply.problems.append(f"{name} returned no verdict: {problem}")
                 continue
             if self._cache and self.store is not None and keys is not None:
-                await asyncio.to_thread(self.store.put, keys[index], answer.raw_text)
+                await asyncio.to_thread(self.store.put, keys[index], chat_reply.raw_text)
             return reply
-        if not reached:
+        if not was_reached:
             raise JudgeFailure(
                 f"none of the judging models answers: {'; '.join(reply.problems)}", retryable=True, own=True
             )
@@ -184,18 +197,18 @@ class ModelPanel:
             NoAnswerError: all retries failed.
             JudgeFailure: the budget is spent.
         """
-        limits, number = self._limits, 0
+        limits, retry = self._limits, 0
         while True:
-            sent = {name: value for name, value in body.items() if name not in member.without}
+            request_body = {name: value for name, value in body.items() if name not in member.without}
             async with self._request_slots:
                 await self._wait_for_turn(member)
                 await self._spend_budget(1, 0.0)
                 reply.calls += 1
                 started = time.monotonic()
                 try:
-                    answer = await request_completion(member.model, sent, limits.timeout)
+                    answer = await request_completion(member.model, request_body, limits.timeout)
                 except NoAnswerError as problem:
-                    refused = problem
+                    failure = problem
                 else:
                     cost = answer.prompt_tokens * member.price_in + answer.reply_tokens * member.price_out
                     reply.cost += cost / 1e6
@@ -203,24 +216,29 @@ class ModelPanel:
                     return answer
                 finally:
                     reply.seconds += time.monotonic() - started
-            if refused.status in (400, 422) and (rejected_field := _find_rejected_field(str(refused), sent)):
+            if failure.status in (400, 422) and (rejected_field := _find_rejected_field(str(failure), request_body)):
                 member.without.add(rejected_field)
                 continue
-            if not refused.is_retryable or number == limits.max_retries:
-                raise refused
-            await asyncio.sleep(max(refused.after, limits.retry_delay * 2**number))
-            number += 1
+            if not failure.is_retryable or retry == limits.max_retries:
+                raise failure
+            await asyncio.sleep(max(failure.after, limits.retry_delay * 2**retry))
+            retry += 1
 
     async def _wait_for_turn(self, member: PanelMember) -> None:
-        if (each := self._limits.requests_per_minute) is None:
+        """Wait until the rate limit `requests_per_minute` allows the next request to this model."""
+        if (rate := self._limits.requests_per_minute) is None:
             return
         now = time.monotonic()
-        turn = max(now, member.free_at)
-        member.free_at = turn + 60.0 / each
-        await asyncio.sleep(turn - now)
+        starts_at = max(now, member.free_at)
+        member.free_at = starts_at + 60.0 / rate
+        await asyncio.sleep(starts_at - now)
 
     async def _spend_budget(self, calls: int, cost: float) -> None:
-        """Count calls and cost in the run's budget. Raises JudgeFailure if it is spent."""
+        """Count calls and cost in the run's budget.
+
+        Raises:
+            JudgeFailure: a new call (`calls` > 0) exceeds the budget, or the budget cannot be counted.
+        """
         limits = self._limits
         if self.store is None or (limits.max_calls is None and limits.max_cost is None):
             return  # returns before a thread is used, since 64 calls in parallel would queue
@@ -238,6 +256,7 @@ class ModelPanel:
     def _make_key(
         self, member: PanelMember, question: JudgeQuestion, schema: Mapping[str, Any], draw: int, temperature: float
     ) -> str:
+        """Return the cache key of a request: a digest of everything that determines the reply."""
         identity = {
             "form": FORM, "model": member.model.model, "place": member.model.place, "system": SYSTEM,
             "pieces": question.pieces, "asked": question.form, "schema": schema, "temperature": temperature,
@@ -246,12 +265,13 @@ class ModelPanel:
         return JudgeStore.key(identity)
 
 
-def _find_rejected_field(message: str, sent: Mapping[str, Any]) -> str:
-    return next((name for name, words in _OPTIONAL.items() if name in sent and words.search(message)), "")
+def _find_rejected_field(message: str, body: Mapping[str, Any]) -> str:
+    """Return the optional field that a server's error message rejects, or ""."""
+    return next((name for name, pattern in _OPTIONAL.items() if name in body and pattern.search(message)), "")
 
 
 def sum_usage(replies: Sequence[JudgeReply[Any]]) -> dict[str, float]:
-    """Return the calls, cost and other metrics of the replies."""
+    """Return the usage of the replies: sums of calls, cost and failures, the share of cached ones, the longest time."""
     requested = [reply for reply in replies if not reply.cached]
     usage = {
         "calls": float(sum(reply.calls for reply in replies)),

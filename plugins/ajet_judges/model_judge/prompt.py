@@ -59,13 +59,13 @@ class JudgeQuestion:
 
     def messages(self) -> list[dict[str, str]]:
         """Return the chat messages, with marks whose number occurs in none of the judged texts."""
-        material = "\n".join(inside or "" for _, inside in self.pieces)
-        number = secrets.token_hex(8)
-        while number in material:
-            number = secrets.token_hex(8)
+        inserted_texts = "\n".join(inserted or "" for _, inserted in self.pieces)
+        mark = secrets.token_hex(8)
+        while mark in inserted_texts:
+            mark = secrets.token_hex(8)
         text = "".join(
-            outside + (f"<{number}>\n{inside}\n</{number}>" if inside is not None else "")
-            for outside, inside in self.pieces
+            own_text + (f"<{mark}>\n{inserted}\n</{mark}>" if inserted is not None else "")
+            for own_text, inserted in self.pieces
         )
         return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{text}\n\n{self.form}"}]
 
@@ -95,23 +95,23 @@ def check_template(template: str | None, where: str) -> str:
 
 
 def build_question(template: str, parts: Mapping[str, str], limit: int) -> JudgeQuestion:
-    """Fill a template with texts.
+    """Fill a template with texts, and return the prompt; "{{" and "}}" become single braces.
 
     Args:
-        parts: text per placeholder.
-        limit: characters of each text; longer ones are cut.
+        parts: text per placeholder; a missing one is empty.
+        limit: characters of each text; longer ones are cut in the middle.
     """
     pieces: list[tuple[str, str | None]] = []
-    outside, end, cut = "", 0, 0
+    own_text, end, cut = "", 0, 0
     for match in _HOLE.finditer(template):
-        outside, end = outside + template[end : match.start()], match.end()
+        own_text, end = own_text + template[end : match.start()], match.end()
         if match[1] is None:
-            outside += match[0][0]
+            own_text += match[0][0]
             continue
-        inside, more_cut = shorten_text(parts.get(SAME.get(match[1], match[1]), ""), limit)
-        pieces.append((outside, inside))
-        outside, cut = "", cut + more_cut
-    return JudgeQuestion((*pieces, (outside + template[end:], None)), FORM, cut)
+        inserted, omitted = shorten_text(parts.get(SAME.get(match[1], match[1]), ""), limit)
+        pieces.append((own_text, inserted))
+        own_text, cut = "", cut + omitted
+    return JudgeQuestion((*pieces, (own_text + template[end:], None)), FORM, cut)
 
 
 def shorten_text(text: str, limit: int) -> tuple[str, int]:

@@ -50,11 +50,15 @@ class ModelVote:
 
 
 def parse_vote(text: str) -> ModelVote:
-    """Return the verdict of a reply. Raises UnreadableReplyError."""
-    after = ([0, *find_thought_ends(text)])[-1]
-    alone = text[after:].strip(_EMPHASIS).lower()
+    """Return the verdict of a reply: a JSON object of the schema VERDICT, or one word after the reasoning.
+
+    Raises:
+        UnreadableReplyError: the reply has another form.
+    """
+    answer_start = ([0, *find_thought_ends(text)])[-1]
+    bare_answer = text[answer_start:].strip(_EMPHASIS).lower()
     for word in WORDS:
-        if alone == word:
+        if bare_answer == word:
             return ModelVote(word, "")
     content = parse_object(text, VERDICT)
     return ModelVote(content["verdict"], content["reason"])
@@ -93,7 +97,11 @@ def parse_tiers(text: str, labels: Sequence[str]) -> tuple[list[list[str]], str]
 
 
 def parse_object(text: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Parse a reply as a JSON object of the schema, without lone surrogates. Raises UnreadableReplyError."""
+    """Parse a reply as a JSON object of the schema, and replace lone surrogates in it.
+
+    Raises:
+        UnreadableReplyError: the reply is no such object.
+    """
     try:
         content = _load_object(_strip_thoughts(text))
         problem = find_reply_problem(json.dumps(content), schema)
@@ -107,25 +115,29 @@ def parse_object(text: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _strip_thoughts(text: str) -> str:
-    """Return the end of a reply that is one JSON object, or else the text after the last reasoning.
+    """Return the text of a reply after its reasoning: the first rest that is one JSON object, else the last rest.
 
-    Raises UnreadableReplyError if that text is empty or too long.
+    Each end-of-reasoning tag is tried, since a model may quote the tag inside its answer.
+
+    Raises:
+        UnreadableReplyError: the text is empty or too long.
     """
-    rest = ""
+    candidate = ""
     for start in [0, *find_thought_ends(text)][-MOST_THOUGHTS:]:
-        rest = text[start:].strip()
-        if rest.startswith(("{", "`", "~")) and len(rest) <= LONGEST:
-            rest = unfence(rest, _is_object)
-            if _is_object(rest):
-                return rest
-    if not rest:
+        candidate = text[start:].strip()
+        if candidate.startswith(("{", "`", "~")) and len(candidate) <= LONGEST:
+            candidate = unfence(candidate, _is_object)
+            if _is_object(candidate):
+                return candidate
+    if not candidate:
         raise UnreadableReplyError("the reply is empty")
-    if len(rest) > LONGEST:
+    if len(candidate) > LONGEST:
         raise UnreadableReplyError("the reply is too long")
-    return rest
+    return candidate
 
 
 def _is_object(text: str) -> bool:
+    """Return True if the text is complete JSON."""
     try:
         _load_object(text)
     except (ValueError, RecursionError):
@@ -134,17 +146,21 @@ def _is_object(text: str) -> bool:
 
 
 def _load_object(text: str) -> Any:
-    """Parse JSON with raw line breaks in texts and unescaped backslashes."""
+    """Parse JSON that may contain raw line breaks in texts, and unescaped backslashes as in LaTeX.
+
+    Raises ValueError.
+    """
     try:
         return json.loads(text, object_pairs_hook=_reject_repeated_keys, strict=False)
     except json.JSONDecodeError as error:
         if not error.msg.startswith("Invalid \\"):
             raise
-    doubled = _ESCAPE.sub(lambda found: found[0] if len(found[0]) > 1 else r"\\", text)
+    doubled = _ESCAPE.sub(lambda match: match[0] if len(match[0]) > 1 else r"\\", text)
     return json.loads(doubled, object_pairs_hook=_reject_repeated_keys, strict=False)
 
 
 def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these pairs. Raises ValueError for a repeated key, whose values json would drop."""
     content = dict(pairs)
     if len(content) < len(pairs):
         raise ValueError("a key is repeated")

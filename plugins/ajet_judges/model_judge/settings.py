@@ -73,8 +73,8 @@ def read_judge_settings(experiment: Experiment, otherwise: Callable[[], PanelMem
             do=f"see {EXAMPLE}",
         )
     limits = settings.model_judge
-    counted = limits.max_calls is not None or limits.max_cost is not None
-    store = JudgeStore(experiment.root / NAME) if limits.cache or counted else None
+    has_budget = limits.max_calls is not None or limits.max_cost is not None
+    store = JudgeStore(experiment.root / NAME) if limits.cache or has_budget else None
     panel = ModelPanel(members, limits, store, experiment.name)
     return JudgeSettings(panel, check_template(template, location), limits.votes, limits.temperature, limits.max_chars)
 
@@ -82,9 +82,10 @@ def read_judge_settings(experiment: Experiment, otherwise: Callable[[], PanelMem
 def list_judge_models(judges: Sequence[JudgeModelConfig]) -> list[PanelMember]:
     """Return the models of `task_judge.judges` in order, with keys from the environment. Raises ConfigError."""
     configured = zip(list_configured(judges, JUDGES), judges, strict=True)
-    return [PanelMember(model, each.price_in, each.price_out) for model, each in configured]
+    return [PanelMember(model, judge.price_in, judge.price_out) for model, judge in configured]
 
 
 def _read_scorer_agent(experiment: Experiment) -> ScorerAgent | None:
+    """Return the section `scorer_agent` of the file `environment.agent_config`, or None. Raises ConfigError."""
     config_name = experiment.ajet.environment.agent_config
     return section_of(config_name, experiment.base, "scorer_agent", ScorerAgent) if config_name else None

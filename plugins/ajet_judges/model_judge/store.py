@@ -51,7 +51,7 @@ class JudgeStore:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def get(self, key: str) -> str | None:
-        """Return the stored reply, or None."""
+        """Return the stored reply of a question's key; None if there is none, or if its digest is wrong."""
         try:
             with self._lock:
                 row = (
@@ -67,7 +67,7 @@ class JudgeStore:
         return row[0]
 
     def put(self, key: str, reply: str) -> None:
-        """Store a reply. A failure is ignored, and the reply is requested again later."""
+        """Store a reply. A failure is only logged: the reply is then requested again later."""
         try:
             with self._lock, self._get_connection() as connection:
                 connection.execute(
@@ -102,10 +102,11 @@ class JudgeStore:
         return self._database
 
     def _open_database(self) -> sqlite3.Connection:
+        """Open the file. A damaged file is renamed, with a warning, and a new one is created. Raises sqlite3.Error."""
         try:
             return self._open_connection()
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
+            if isinstance(error, sqlite3.OperationalError):  # locked or not writable, so not damaged
                 raise
             damaged = self._path.with_name(f"{NAME}.damaged-{time.time_ns()}")
             self._path.rename(damaged)
@@ -114,6 +115,7 @@ class JudgeStore:
             return self._open_connection()
 
     def _open_connection(self) -> sqlite3.Connection:
+        """Connect to the file and create its tables if they are missing. Raises sqlite3.Error."""
         connection = sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
         try:
             connection.execute("pragma journal_mode = wal")
@@ -126,4 +128,5 @@ class JudgeStore:
 
 
 def _digest_reply(key: str, reply: str) -> str:
+    """Return the digest of a key with its reply, by which a damaged row is recognized."""
     return hashlib.sha256(f"{key}\n{reply}".encode("utf-8", "surrogatepass")).hexdigest()

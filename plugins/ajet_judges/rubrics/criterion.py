@@ -40,8 +40,14 @@ def make_criterion(text: str, weight: float = 1.0, category: str = "") -> Criter
 
 
 def parse_criteria(rubric: Any) -> list[Criterion]:
-    """Parse a rubric: a list of texts, a list of mappings with `criterion` and `weight`, or a mapping of texts to
-    weights. Raises ValueError."""
+    """Parse a rubric and return its criteria.
+
+    A rubric is a text with a criterion per line, a list of texts, a list of mappings with `criterion` and `weight`, or
+    a mapping of texts to weights.
+
+    Raises:
+        ValueError: the rubric is malformed, too long, or has no positive weight.
+    """
     if isinstance(rubric, str):
         rubric = [line for line in rubric.splitlines() if line.strip()]
     if isinstance(rubric, Mapping):
@@ -50,42 +56,49 @@ def parse_criteria(rubric: Any) -> list[Criterion]:
         raise ValueError("a rubric is a list of criteria")
     if len(rubric) > MOST:
         raise ValueError(f"it has {len(rubric)} criteria, more than {MOST}")
-    criteria = [_parse_criterion(each) for each in rubric]
+    criteria = [_parse_criterion(entry) for entry in rubric]
     if not any(criterion.weight > 0 for criterion in criteria):
         raise ValueError("no criterion has a weight above 0")
     return criteria
 
 
 def number_criteria(criteria: Sequence[Criterion]) -> str:
-    """Return the criteria as a numbered list for a prompt."""
+    """Return the criteria as a numbered list for a prompt, with each category above its first criterion."""
     lines: list[str] = []
     category = ""
-    for number, each in enumerate(criteria, 1):
-        if each.category and each.category != category:
-            lines.append(f"{each.category}:")
-        category = each.category
-        lines.append(f"{number}. {each.text}")
+    for number, criterion in enumerate(criteria, 1):
+        if criterion.category and criterion.category != category:
+            lines.append(f"{criterion.category}:")
+        category = criterion.category
+        lines.append(f"{number}. {criterion.text}")
     return "\n".join(lines)
 
 
 def drop_repeats(criteria: Sequence[Criterion], earlier_criteria: Sequence[Criterion] = ()) -> list[Criterion]:
-    """Return the criteria without near duplicates of earlier ones or of `earlier_criteria`."""
+    """Return the criteria without near duplicates of criteria before them or in `earlier_criteria`.
+
+    Two criteria are near duplicates if they share SAME_SHARE of their words.
+    """
     distinct: list[Criterion] = []
-    words = [_split_words(each) for each in earlier_criteria]
+    known_words = [_split_words(earlier) for earlier in earlier_criteria]
     for criterion in criteria:
         own_words = _split_words(criterion)
-        if not any(len(own_words & other) >= SAME_SHARE * len(own_words | other) for other in words):
+        if not any(
+            len(own_words & other_words) >= SAME_SHARE * len(own_words | other_words) for other_words in known_words
+        ):
             distinct.append(criterion)
-            words.append(own_words)
+            known_words.append(own_words)
     return distinct
 
 
 def _split_words(criterion: Criterion) -> frozenset[str]:
+    """Return the set of a criterion's words; of its characters, if it has no words."""
     text = criterion.text.casefold()
     return frozenset(_WORDS.findall(text)) or frozenset(text)
 
 
 def _parse_criterion(entry: Any) -> Criterion:
+    """Parse one entry of a rubric: a text, or a mapping with text, weight and category. Raises ValueError."""
     if isinstance(entry, str):
         return make_criterion(entry)
     if not isinstance(entry, Mapping):

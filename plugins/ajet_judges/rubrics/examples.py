@@ -92,6 +92,7 @@ def read_examples(experiment: Experiment) -> tuple[list[RubricExample], list[Rub
 
 
 def _parse_examples(tasks: Sequence[Task], grader: RubricsAutoGrader) -> list[RubricExample]:
+    """Convert data rows to examples. Raises TaskError that names the first unusable row."""
     examples = []
     for task in tasks:
         try:
@@ -121,10 +122,11 @@ def parse_example(task: Task, grader: RubricsAutoGrader) -> RubricExample:
         if not isinstance(candidates, list) or len(candidates) < 2:
             raise ValueError("`candidates` is not a list of at least two")
         answers = tuple(
+            # The rank is negated, because a higher label is better.
             LabelledAnswer(answer_text(candidate["answer"]), -_parse_number(candidate.get("rank"), "rank"))
             for candidate in candidates
         )
-        if len({each.label for each in answers}) < 2:
+        if len({answer.label for answer in answers}) < 2:
             raise ValueError("all its candidates have the same rank")
         return RubricExample(query, answers, answer_text(row.get(grader.reference_field)))
     scale, score = GradeScale(grader.min_score, grader.max_score), _parse_number(row.get("score"), "score")
@@ -139,6 +141,7 @@ def parse_example(task: Task, grader: RubricsAutoGrader) -> RubricExample:
 
 
 def _parse_number(value: Any, name: str) -> float:
+    """Return a number of the row. Raises ValueError that names the field if it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"its {name} is {value!r:.60}")
     return float(value)

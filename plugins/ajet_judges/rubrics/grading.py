@@ -111,19 +111,19 @@ class AnswerGrader:
             "max_score": f"{self.scale.high:g}",
         }
         template = _OURS.sub(
-            lambda hole: template_values[hole[1]].replace("{", "{{").replace("}", "}}"), self._template
+            lambda match: template_values[match[1]].replace("{", "{{").replace("}", "}}"), self._template
         )
         parts = {"question": question, "answer": answer, "reference": reference, "tools": "\n\n".join(tools)}
         prompt = replace(build_question(template, parts, self.judge.max_chars), form=self._build_form(len(criteria)))
         schema = self._build_schema(len(criteria))
 
-        def ask(draw: int, temperature: float) -> Awaitable[JudgeReply[ParsedGrades]]:
-            return self.judge.panel.ask(prompt, schema, read, draw=draw, temperature=temperature)
+        def request_vote(draw: int, temperature: float) -> Awaitable[JudgeReply[ParsedGrades]]:
+            return self.judge.panel.ask(prompt, schema, parse_reply, draw=draw, temperature=temperature)
 
-        def read(text: str) -> ParsedGrades:
+        def parse_reply(text: str) -> ParsedGrades:
             return self._parse_grades(text, schema, len(criteria))
 
-        replies, failures = await collect_votes(self.judge, ask)
+        replies, failures = await collect_votes(self.judge, request_vote)
         graded = self._combine_votes(replies, failures, len(criteria))
         graded.cut = prompt.cut
         graded.metrics["cut"] = float(prompt.cut > 0)
@@ -135,21 +135,30 @@ class AnswerGrader:
     def _combine_votes(
         self, replies: Sequence[JudgeReply[ParsedGrades]], failures: Sequence[JudgeFailure], count: int
     ) -> AnswerGrades:
+        """Combine the votes into one grade per criterion, with the first reason given.
+
+        Args:
+            replies: the received votes.
+            failures: failures of the other votes, which are mentioned in the details.
+            count: number of criteria.
+        """
         parsed = [reply.value for reply in replies if reply.value is not None]
         grades = [_combine_grades([grades[index] for grades, _ in parsed], self.judge.votes) for index in range(count)]
         problems = [problem for reply in replies for problem in reply.problems] + [str(failure) for failure in failures]
         reason = next((reason for _, reason in parsed if reason), "; ".join(problems) if not parsed else "")
         metrics = sum_usage(replies)
-        same = [grades[index] == vote[index] for vote, _ in parsed for index in range(count)]
-        metrics["agreement"] = sum(same) / len(same) if same else 0.0
+        equal_grades = [grades[index] == vote[index] for vote, _ in parsed for index in range(count)]
+        metrics["agreement"] = sum(equal_grades) / len(equal_grades) if equal_grades else 0.0
         details = {"problems": [problem[:300] for problem in problems]} if problems else {}
         models = ", ".join(dict.fromkeys(reply.model for reply in replies if reply.value is not None))
         return AnswerGrades(grades, reason[:500], metrics, details, models)
 
     def _build_form(self, count: int) -> str:
+        """Return the instruction on the form of the reply, for `count` criteria."""
         words = f'"{UNDECIDED}" where it cannot be told'
         if self._may_not_apply:
             words += f', "{NOT_APPLICABLE}" where the criterion has nothing to do with the task'
+        # Of many criteria the instruction shows the first two and the last.
         form_entries = ", ".join(
             f'"{number}": GRADE' for number in (range(1, count + 1) if count < 4 else (1, 2, "…", count))
         )
@@ -160,6 +169,7 @@ class AnswerGrader:
         )
 
     def _build_schema(self, count: int) -> dict[str, Any]:
+        """Return the JSON schema of a reply with a reason and one grade per criterion, by its number."""
         words = [UNDECIDED, NOT_APPLICABLE] if self._may_not_apply else [UNDECIDED]
         grade = {"anyOf": [{"type": "number"}, {"type": "string", "enum": words}]}
         names = [str(number) for number in range(1, count + 1)]
@@ -173,6 +183,11 @@ class AnswerGrader:
         }
 
     def _parse_grades(self, text: str, schema: dict[str, Any], count: int) -> ParsedGrades:
+        """Parse a reply into (grades from 0 to 1 or words, reason).
+
+        Raises:
+            UnreadableReplyError: the reply has another form, or a grade is outside of the scale.
+        """
         parsed = parse_object(text, schema)
         grades: list[Grade] = []
         for number in range(1, count + 1):
@@ -219,9 +234,9 @@ def weigh_grades(grades: Sequence[Grade], criteria: Sequence[Criterion], *, stri
             criteria with at least half of the weight.
     """
     applied = [
-        (grade, each.weight)
-        for grade, each in zip(grades, criteria, strict=True)
-        if grade != NOT_APPLICABLE and each.weight
+        (grade, criterion.weight)
+        for grade, criterion in zip(grades, criteria, strict=True)
+        if grade != NOT_APPLICABLE and criterion.weight
     ]
     decided = [(float(grade), weight) for grade, weight in applied if grade != UNDECIDED]
     weight = sum(abs(weight) for _, weight in decided)
@@ -231,13 +246,19 @@ def weigh_grades(grades: Sequence[Grade], criteria: Sequence[Criterion], *, stri
         or 2 * weight <= sum(abs(weight) for _, weight in applied)
     ):
         return None
-    best = sum(weight for _, weight in decided if weight > 0)
-    if best == 0:
+    best_score = sum(weight for _, weight in decided if weight > 0)
+    if best_score == 0:
         return None
-    return min(1.0, max(0.0, sum(grade * weight for grade, weight in decided) / best))
+    return min(1.0, max(0.0, sum(grade * weight for grade, weight in decided) / best_score))
 
 
 def _combine_grades(votes: Sequence[Grade], vote_count: int) -> Grade:
+    """Return the median of the numeric votes if they are a majority, else NOT_APPLICABLE or UNDECIDED.
+
+    Args:
+        votes: the received grades of one criterion.
+        vote_count: number of requested votes; missing ones count against a majority.
+    """
     numbers = [vote for vote in votes if not isinstance(vote, str)]
     if 2 * len(numbers) > vote_count:
         return median(numbers)

@@ -62,6 +62,7 @@ class RubricsJudge:
         self.ranks = self if self.settings.grader_mode == "listwise" else None
 
     def _read_examples(self) -> None:
+        """Read the labelled examples, and compute the version of their rubrics. Raises UserError."""
         self._examples = read_examples(self._experiment)
         self.version = compute_version(self._experiment, self._model_names, *self._examples)
 
@@ -84,6 +85,7 @@ class RubricsJudge:
         )
 
     def __str__(self) -> str:
+        """Return the sentence of `said`."""
         return self.said
 
     def ensure_rubrics(self, say: Callable[[str], None] = logger.info, *, remake: bool = False) -> Rubrics:
@@ -167,6 +169,7 @@ class RubricsJudge:
         self.grader.judge.let_go()
 
     async def _get_rubrics(self) -> Rubrics:
+        """Return the rubrics, and write them in a thread if they are missing. Raises JudgeFailure."""
         if self._rubrics is not None:
             return self._rubrics
         try:
@@ -175,6 +178,7 @@ class RubricsJudge:
             raise JudgeFailure(f"there are no rubrics: {problem.what}") from problem
 
     def _make_rubrics(self, say: Callable[[str], None]) -> Rubrics:
+        """Write rubrics from the examples and store them. Raises UserError with advice if that fails."""
         if not self.version:
             self._read_examples()
         examples, held_out = self._examples
@@ -194,10 +198,11 @@ class RubricsJudge:
 def _score_categories(
     graded: AnswerGrades, criteria: tuple[Criterion, ...] | list[Criterion]
 ) -> dict[str, float | None]:
+    """Return the weighted score of each category's criteria, from 0 to 1, or None if undecided."""
     names = dict.fromkeys(criterion.category for criterion in criteria if criterion.category)
     scores: dict[str, float | None] = {}
     for name in names:
-        indices = [index for index, each in enumerate(criteria) if each.category == name]
+        indices = [index for index, criterion in enumerate(criteria) if criterion.category == name]
         scores[name] = weigh_grades(
             [graded.grades[index] for index in indices], [criteria[index] for index in indices], strict=False
         )
@@ -281,8 +286,8 @@ def build_verdict(
     """
     details = dict(graded.details)
     details["grades"] = [
-        {"criterion": each.text, "grade": grade, "weight": each.weight}
-        for each, grade in zip(criteria, graded.grades, strict=True)
+        {"criterion": criterion.text, "grade": grade, "weight": criterion.weight}
+        for criterion, grade in zip(criteria, graded.grades, strict=True)
     ]
     omitted = f" ({graded.cut} characters were not shown to the judge)" if graded.cut else ""
     if score is None:

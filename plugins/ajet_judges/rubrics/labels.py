@@ -37,7 +37,7 @@ class LabelAgreement:
         return kappa(self.cells) if sum(self.cells) else None
 
     def as_json(self) -> dict[str, object]:
-        """Return JSON values for the record."""
+        """Return share, kappa with its interval, cells and counts as JSON values for the rubrics file."""
         low, high = kappa_interval(self.cells) if sum(self.cells) else (None, None)
         return {"share": self.share, "kappa": self.kappa, "kappa_low": low, "kappa_high": high,
                 "cells": list(self.cells), "undecided": self.undecided, "total": self.total}  # fmt: skip
@@ -56,7 +56,7 @@ def measure_agreement(
     if listwise:
         return _measure_pairs(examples, scores)
     labelled = [
-        (each.answers[0].label, example_scores[0]) for each, example_scores in zip(examples, scores, strict=True)
+        (example.answers[0].label, example_scores[0]) for example, example_scores in zip(examples, scores, strict=True)
     ]
     closeness = [0.0 if score is None else 1.0 - abs(score - label) for label, score in labelled]
     decided = [(label >= mark, score >= mark) for label, score in labelled if score is not None]
@@ -66,16 +66,20 @@ def measure_agreement(
 
 
 def measure_floor(examples: Sequence[RubricExample], *, listwise: bool) -> float:
-    """Return the agreement that the best constant grade reaches."""
+    """Return the agreement that the best constant grade reaches, from 0 to 1; the median label is that grade."""
     if listwise:
-        return 0.5
+        return 0.5  # equal scores for all: each pair counts as half right
     labels = [example.answers[0].label for example in examples]
-    middle = median(labels) if labels else 0.0
-    return fmean(1.0 - abs(middle - label) for label in labels) if labels else 0.0
+    median_label = median(labels) if labels else 0.0
+    return fmean(1.0 - abs(median_label - label) for label in labels) if labels else 0.0
 
 
 def _measure_pairs(examples: Sequence[RubricExample], scores: Scores) -> LabelAgreement:
-    right, decided = [], []
+    """Return the agreement over all pairs of answers of an example with different labels.
+
+    A pair in the right order counts 1, equal scores 0.5, a missing score 0.
+    """
+    pair_scores, decided = [], []
     for example, example_scores in zip(examples, scores, strict=True):
         for first_index, second_index in itertools.combinations(range(len(example_scores)), 2):
             labels = example.answers[first_index].label, example.answers[second_index].label
@@ -83,9 +87,11 @@ def _measure_pairs(examples: Sequence[RubricExample], scores: Scores) -> LabelAg
                 continue
             first, second = example_scores[first_index], example_scores[second_index]
             if first is None or second is None:
-                right.append(0.0)
+                pair_scores.append(0.0)
                 continue
-            right.append(0.5 if first == second else float((first > second) == (labels[0] > labels[1])))
+            pair_scores.append(0.5 if first == second else float((first > second) == (labels[0] > labels[1])))
             if first != second:
                 decided.append((labels[0] > labels[1], first > second))
-    return LabelAgreement(fmean(right) if right else 0.0, cells_of(decided), len(right) - len(decided), len(right))
+    return LabelAgreement(
+        fmean(pair_scores) if pair_scores else 0.0, cells_of(decided), len(pair_scores) - len(decided), len(pair_scores)
+    )

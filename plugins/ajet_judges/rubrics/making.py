@@ -99,49 +99,52 @@ class RubricsMaker:
         Raises:
             JudgeFailure: no model is reachable, or no criterion agrees with the labels better than a constant grade.
         """
-        settings, at_first = self.settings, list[Criterion]()
+        settings, first_proposals = self.settings, list[Criterion]()
         order = list(examples)
         random.Random(self.seed).shuffle(order)
-        least = measure_floor(examples, listwise=self.listwise)
+        floor = measure_floor(examples, listwise=self.listwise)
         stops = StopRules(settings.patience, settings.min_increment_threshold, settings.max_iterations,
-                          settings.max_total_rubrics, least)  # fmt: skip
+                          settings.max_total_rubrics, floor)  # fmt: skip
         chosen_criteria: list[Criterion] = []
         used_examples = proposed = 0
 
-        def agrees(criteria: Sequence[Criterion]) -> float:
+        def compute_agreement(criteria: Sequence[Criterion]) -> float:
+            """Return the agreement of these criteria with the labels of all examples, from 0 to 1."""
             return self._measure_agreement(examples, self._score_answers(examples, criteria)).share
 
         while not (stopped := stops.reason(len(chosen_criteria), len(order) - used_examples)):
             batch = order[used_examples : used_examples + settings.batch_size]
             used_examples += len(batch)
             written = await _gather_all(self._write_for_example(example) for example in batch)
-            at_first += [each for first, _ in written for each in first]
-            revised = [each for _, last in written for each in last]
+            first_proposals += [criterion for first, _ in written for criterion in first]
+            revised = [criterion for _, final in written for criterion in final]
             proposed += len(revised)
-            fresh = drop_repeats(revised, chosen_criteria)
-            await self._grade_new_criteria(examples, fresh)
+            new_criteria = drop_repeats(revised, chosen_criteria)
+            await self._grade_new_criteria(examples, new_criteria)
             chosen_criteria = extend_criteria(
-                chosen_criteria, fresh, agrees, floor=least,
+                chosen_criteria, new_criteria, compute_agreement, floor=floor,
                 most_new=settings.mcr_batch_size, limit=settings.max_total_rubrics,
             )  # fmt: skip
-            value = agrees(chosen_criteria) if chosen_criteria else least
-            stops.note_iteration(value, proposed=len(revised), chosen=len(chosen_criteria))
+            agreement = compute_agreement(chosen_criteria) if chosen_criteria else floor
+            stops.note_iteration(agreement, proposed=len(revised), chosen=len(chosen_criteria))
             self.say(f"iteration {stops.iterations}: {used_examples} of {len(order)} examples, "
                      f"{len(revised)} criteria written, "
-                     f"{len(chosen_criteria)} chosen, agreement {value:.3f}")  # fmt: skip
+                     f"{len(chosen_criteria)} chosen, agreement {agreement:.3f}")  # fmt: skip
         if not chosen_criteria:
             raise JudgeFailure(
                 f"none of {proposed} criteria written by {self.judge} agrees with the labels better than a "
-                f"constant grade ({least:.3f})"
+                f"constant grade ({floor:.3f})"
             )
-        chosen_criteria = drop_idle_criteria(chosen_criteria, agrees)
+        chosen_criteria = drop_idle_criteria(chosen_criteria, compute_agreement)
         if settings.enable_categorization:
             chosen_criteria = await self._sort_into_categories(chosen_criteria)
-        measured = list(held_out) or list(examples)
-        before = await self._measure_with_judge(measured, drop_repeats(at_first)[: settings.max_total_rubrics])
-        after = await self._measure_with_judge(measured, chosen_criteria)
+        measured_examples = list(held_out) or list(examples)
+        before = await self._measure_with_judge(
+            measured_examples, drop_repeats(first_proposals)[: settings.max_total_rubrics]
+        )
+        after = await self._measure_with_judge(measured_examples, chosen_criteria)
         return MadeRubrics(
-            chosen_criteria, before, after, len(held_out), stopped, [dict(each) for each in stops.history],
+            chosen_criteria, before, after, len(held_out), stopped, [dict(iteration) for iteration in stops.history],
             proposed - len(chosen_criteria), self.calls, self.cost,
         )  # fmt: skip
 
@@ -154,11 +157,11 @@ class RubricsMaker:
         settings, scale, longest = self.settings, self.grader.scale, self.judge.max_chars
         count, language = settings.query_specific_generate_number, settings.language
         criteria = await self._request_criteria(build_proposal(example, scale, count, language, longest), count)
-        first = criteria
+        first_proposals = criteria
         for epoch in range(settings.max_epochs + 1):
             await self._grade_new_criteria([example], criteria)
             if not criteria or self._is_in_agreement(example, criteria):
-                return first, criteria
+                return first_proposals, criteria
             if epoch < settings.max_epochs:
                 grades = [
                     [self._grades[_make_key(example, answer.text, criterion)] for criterion in criteria]
@@ -167,9 +170,10 @@ class RubricsMaker:
                 criteria = await self._request_criteria(
                     build_revision(example, scale, criteria, grades, language, longest), count
                 )
-        return first, []
+        return first_proposals, []
 
     async def _request_criteria(self, question: JudgeQuestion, count: int) -> list[Criterion]:
+        """Request `count` criteria, and return them without near duplicates; [] if no reply is readable."""
         written = await self._request_parsed(question, CRITERIA, lambda text: parse_criteria_reply(text, count))
         return drop_repeats(written or [])
 
@@ -184,7 +188,12 @@ class RubricsMaker:
         """
         for attempt in range(self.settings.max_retries + 1):
             reply: JudgeReply[T] = await self.judge.panel.ask(
-                question, schema, parse, draw=attempt, temperature=self.judge.temperature if attempt == 0 else 1.0
+                question,
+                schema,
+                parse,
+                draw=attempt,
+                # A retry at temperature 0 would get the same reply.
+                temperature=self.judge.temperature if attempt == 0 else 1.0,
             )
             self.calls, self.cost = self.calls + reply.calls, self.cost + reply.cost
             if reply.value is not None:
@@ -194,30 +203,36 @@ class RubricsMaker:
     async def _grade_new_criteria(self, examples: Sequence[RubricExample], criteria: Sequence[Criterion]) -> None:
         """Grade all answers of the examples by those criteria that have no grade yet."""
 
-        async def one(example: RubricExample, answer: str, batch: Sequence[Criterion]) -> None:
+        async def grade_batch(example: RubricExample, answer: str, batch: Sequence[Criterion]) -> None:
+            """Grade one answer by a batch of criteria, and store the grades."""
             graded = await self._grade_answer(example, answer, batch)
-            for each, grade in zip(batch, graded, strict=True):
-                self._grades[_make_key(example, answer, each)] = grade
+            for criterion, grade in zip(batch, graded, strict=True):
+                self._grades[_make_key(example, answer, criterion)] = grade
 
-        work = []
+        coroutines = []
         for example in examples:
             for answer in example.answers:
-                open_ones = [
+                ungraded = [
                     criterion
                     for criterion in criteria
                     if _make_key(example, answer.text, criterion) not in self._grades
                 ]
-                for start in range(0, len(open_ones), GRADED_AT_ONCE):
-                    work.append(one(example, answer.text, open_ones[start : start + GRADED_AT_ONCE]))
-        await _gather_all(work)
+                for start in range(0, len(ungraded), GRADED_AT_ONCE):
+                    coroutines.append(grade_batch(example, answer.text, ungraded[start : start + GRADED_AT_ONCE]))
+        await _gather_all(coroutines)
 
     async def _grade_answer(self, example: RubricExample, answer: str, criteria: Sequence[Criterion]) -> list[Grade]:
+        """Grade an answer by all criteria in one request, and count its calls and cost. Raises JudgeFailure."""
         graded = await self.grader.grade_answer(example.query, answer, criteria, example.reference)
         self.calls += int(graded.metrics["calls"])
         self.cost += graded.metrics["cost"]
         return graded.grades
 
     def _is_in_agreement(self, example: RubricExample, criteria: Sequence[Criterion]) -> bool:
+        """Return True if the criteria's score of the example is near its label.
+
+        Listwise: nearly all pairs of answers are in the right order.
+        """
         scores = self._score_answers([example], criteria)
         if self.listwise:
             return self._measure_agreement([example], scores).share >= 1 - NEAR
@@ -243,14 +258,16 @@ class RubricsMaker:
     def _measure_agreement(
         self, examples: Sequence[RubricExample], scores: Sequence[Sequence[float | None]]
     ) -> LabelAgreement:
+        """Return the agreement of the scores with the examples' labels."""
         return measure_agreement(examples, scores, listwise=self.listwise, mark=self.settings.success_threshold)
 
     async def _measure_with_judge(
         self, examples: Sequence[RubricExample], criteria: Sequence[Criterion]
     ) -> LabelAgreement:
-        """Measure the agreement when all criteria are in one request, as in a training run."""
+        """Request new grades with all criteria in one request, as in a training run, and return the agreement."""
 
-        async def one(example: RubricExample) -> list[float | None]:
+        async def score_example(example: RubricExample) -> list[float | None]:
+            """Return one score from 0 to 1 per answer of the example; None without a score."""
             if not criteria:
                 return [None for _ in example.answers]
             if self.listwise:
@@ -267,9 +284,13 @@ class RubricsMaker:
                 )
             ]
 
-        return self._measure_agreement(examples, await _gather_all(one(example) for example in examples))
+        return self._measure_agreement(examples, await _gather_all(score_example(example) for example in examples))
 
     async def _sort_into_categories(self, criteria: Sequence[Criterion]) -> list[Criterion]:
+        """Let the model sort the criteria into categories, and return them with their category.
+
+        Without a readable reply the criteria keep none, and a message says so.
+        """
         limit = self.settings.categories_number
         prompt = build_categorisation(criteria, limit, self.settings.language)
         categories = await self._request_parsed(
@@ -278,7 +299,7 @@ class RubricsMaker:
         if categories is None:
             self.say("the criteria have no categories: no reply could be read")
             return list(criteria)
-        return [replace(criteria[index], category=name) for name, places in categories for index in places]
+        return [replace(criteria[index], category=name) for name, indexes in categories for index in indexes]
 
 
 def count_most_calls(
@@ -309,6 +330,7 @@ def count_most_calls(
 
 
 def _make_key(example: RubricExample, answer: str, criterion: Criterion) -> tuple[str, str, str]:
+    """Return the key of a stored grade: question, answer and criterion."""
     return example.query, answer, criterion.text
 
 
@@ -317,13 +339,13 @@ async def _gather_all(work: Any) -> list[Any]:
 
     The first failure cancels the rest.
     """
-    free = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(coroutine: Any) -> Any:
-        async with free:
+    async def run_in_slot(coroutine: Any) -> Any:
+        async with slots:
             return await coroutine
 
-    tasks = [asyncio.ensure_future(one(each)) for each in work]
+    tasks = [asyncio.ensure_future(run_in_slot(coroutine)) for coroutine in work]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -357,28 +379,31 @@ def extend_criteria(
         most_new: largest number of added criteria.
         limit: largest number of criteria in total.
     """
-    extended, rest = list(chosen), list(fresh)
+    extended, candidates = list(chosen), list(fresh)
     best = agrees(extended) if extended else floor
     for _ in range(most_new):
-        if len(extended) >= limit or not rest:
+        if len(extended) >= limit or not candidates:
             break
         # The negative index breaks ties in favour of the earlier criterion, so equal replies give equal rubrics.
-        value, index = max((agrees([*extended, each]), -index) for index, each in enumerate(rest))
+        value, index = max((agrees([*extended, candidate]), -index) for index, candidate in enumerate(candidates))
         if value <= best + LEAST:
             break
         best = value
-        extended.append(rest.pop(-index))
+        extended.append(candidates.pop(-index))
     return extended
 
 
 def drop_idle_criteria(chosen: Sequence[Criterion], agrees: AgreementFunction) -> list[Criterion]:
-    """Remove criteria without which the agreement stays equal, one by one. At least one remains."""
+    """Remove criteria one by one, always the one that matters least, while the agreement does not fall.
+
+    At least one remains.
+    """
     remaining = list(chosen)
     while len(remaining) > 1:
-        value, index = max(
+        agreement, index = max(
             (agrees([*remaining[:index], *remaining[index + 1 :]]), index) for index in range(len(remaining))
         )
-        if value < agrees(remaining) - LEAST:
+        if agreement < agrees(remaining) - LEAST:
             break
         del remaining[index]
     return remaining

@@ -88,7 +88,7 @@ def build_revision(
 
 def build_categorisation(criteria: Sequence[Criterion], limit: int, language: str) -> JudgeQuestion:
     """Return a prompt that requests a grouping of the criteria into at most `limit` categories."""
-    numbered = "\n".join(f"{number}. {each.text}" for number, each in enumerate(criteria, 1))
+    numbered = "\n".join(f"{number}. {criterion.text}" for number, criterion in enumerate(criteria, 1))
     form = (
         'Reply with one JSON object and nothing else: {"categories": [{"name": "…", "criteria": [1, …]}, …]}. Each '
         f"number stands in it once; there are at most {limit} categories, named in {_name_language(language)}."
@@ -97,67 +97,82 @@ def build_categorisation(criteria: Sequence[Criterion], limit: int, language: st
 
 
 def parse_criteria_reply(text: str, count: int) -> list[Criterion]:
-    """Return the criteria of a reply. Raises UnreadableReplyError."""
+    """Return the criteria of a reply, at least one and at most `count`. Raises UnreadableReplyError."""
     written = parse_object(text, CRITERIA)["criteria"]
     if not 1 <= len(written) <= count:
         raise UnreadableReplyError(f"it has {len(written)} criteria, and {count} were asked for")
     try:
-        return [make_criterion(each) for each in written]
+        return [make_criterion(criterion_text) for criterion_text in written]
     except ValueError as problem:
         raise UnreadableReplyError(str(problem)) from None
 
 
 def parse_categories_reply(text: str, count: int, limit: int) -> list[tuple[str, list[int]]]:
-    """Parse a grouping of criteria into (category name, criterion indexes).
+    """Parse a grouping of criteria into (category name, criterion indexes from 0).
+
+    Args:
+        count: number of criteria.
+        limit: largest number of categories.
 
     Raises:
         UnreadableReplyError: the reply has another form, or a criterion is missing or repeated.
     """
     groups = parse_object(text, CATEGORIES)["categories"]
     categories = [(" ".join(group["name"].split())[:LONGEST_CATEGORY], group["criteria"]) for group in groups]
-    categories = [(name, places) for name, places in categories if places]
-    if sorted(number for _, places in categories for number in places) != list(range(1, count + 1)):
+    categories = [(name, numbers) for name, numbers in categories if numbers]
+    if sorted(number for _, numbers in categories for number in numbers) != list(range(1, count + 1)):
         raise UnreadableReplyError("a criterion is missing from the grouping, or is in two categories")
     if len(categories) > limit or not all(name for name, _ in categories):
         raise UnreadableReplyError(
             f"it has {len(categories)} categories, and at most {limit} were asked for, each with a name"
         )
-    return [(name, [number - 1 for number in places]) for name, places in categories]
+    return [(name, [number - 1 for number in numbers]) for name, numbers in categories]
 
 
 def _build_pieces(
     example: RubricExample, scale: GradeScale, limit: int, head: str
 ) -> tuple[list[tuple[str, str | None]], int]:
+    """Return the pieces of a prompt that show an example with its labels, and the number of omitted characters.
+
+    Several answers are shown with their ranks, one answer with its grade on the scale.
+
+    Args:
+        limit: characters of each text; longer ones are cut.
+        head: first text of the prompt.
+    """
     query, cut = shorten_text(example.query, limit)
     pieces: list[tuple[str, str | None]] = [(head, query)]
     if example.reference:
-        shown_reference, more_cut = shorten_text(example.reference, limit)
+        shown_reference, omitted = shorten_text(example.reference, limit)
         pieces.append(("\n\nThe reference, which is correct:\n", shown_reference))
-        cut += more_cut
-    several = len(example.answers) > 1
-    better = sorted({answer.label for answer in example.answers}, reverse=True)
-    for number, each in enumerate(example.answers, 1):
-        text, more_cut = shorten_text(each.text, max(2 * limit // len(example.answers), 200))
-        label = f"Answer {number}" if several else "The answer"
+        cut += omitted
+    is_ranked = len(example.answers) > 1
+    distinct_labels = sorted({answer.label for answer in example.answers}, reverse=True)
+    for number, answer in enumerate(example.answers, 1):
+        text, omitted = shorten_text(answer.text, max(2 * limit // len(example.answers), 200))
+        label = f"Answer {number}" if is_ranked else "The answer"
         judged = (
-            f"rank {better.index(each.label) + 1} (1 is the best)"
-            if several
-            else f"{scale.low + each.label * (scale.high - scale.low):g} (from {scale.low:g} to {scale.high:g})"
+            f"rank {distinct_labels.index(answer.label) + 1} (1 is the best)"
+            if is_ranked
+            else f"{scale.low + answer.label * (scale.high - scale.low):g} (from {scale.low:g} to {scale.high:g})"
         )
         pieces.append((f"\n\n{label}, judged {judged}:\n", text))
-        cut += more_cut
+        cut += omitted
     return pieces, cut
 
 
 def _build_form(count: int, language: str) -> str:
+    """Return the instruction on the form of a reply with `count` criteria."""
     return FORM % (count, _name_language(language))
 
 
 def _name_language(language: str) -> str:
+    """Return the language's English name for a known code, else the setting itself."""
     return LANGUAGES.get(language.lower(), language)
 
 
 def _format_grade(grade: Grade, scale: GradeScale) -> str:
+    """Return a grade on the configured scale as text; a word stays as it is."""
     if isinstance(grade, str):
         return NOT_APPLICABLE if grade == NOT_APPLICABLE else grade
     return f"{scale.low + grade * (scale.high - scale.low):g}"

@@ -49,7 +49,7 @@ class Rubrics:
 def compute_version(
     experiment: Experiment, models: Sequence[str], examples: Sequence[RubricExample], held_out: Sequence[RubricExample]
 ) -> str:
-    """Return the digest of all inputs from which rubrics are written."""
+    """Return the digest (16 hex digits) of all inputs from which rubrics are written."""
     settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader.model_dump(include=set(BEARS))
     content = {
         "form": FORM,
@@ -57,7 +57,7 @@ def compute_version(
         "models": list(models),
         "seed": experiment.ajet.seed,
         "examples": [example.as_json() for example in examples],
-        "held_out": [each.as_json() for each in held_out],
+        "held_out": [example.as_json() for example in held_out],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -95,7 +95,17 @@ def read_rubrics(path: Path) -> Rubrics | None:
 def write_rubrics(
     path: Path, made: MadeRubrics, experiment: Experiment, version: str, models: Sequence[str], examples: int
 ) -> Rubrics:
-    """Write the rubrics. Raises UserError."""
+    """Write the rubrics file and return its content as `Rubrics`.
+
+    Args:
+        made: the criteria with their agreement and cost.
+        version: digest of the inputs (`compute_version`).
+        models: names of the writing models.
+        examples: number of examples.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
     settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     content = {
         "form": FORM,
@@ -105,8 +115,12 @@ def write_rubrics(
         "scale": [settings.min_score, settings.max_score],
         "models": list(models),
         "rubrics": [
-            {"criterion": each.text, "weight": each.weight, **({"category": each.category} if each.category else {})}
-            for each in made.criteria
+            {
+                "criterion": criterion.text,
+                "weight": criterion.weight,
+                **({"category": criterion.category} if criterion.category else {}),
+            }
+            for criterion in made.criteria
         ],
         "examples": examples,
         "measured_on": f"{made.held_out} held out" if made.held_out else "the examples from which they were written",

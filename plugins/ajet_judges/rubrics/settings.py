@@ -45,7 +45,12 @@ def read_named_model(experiment: Experiment) -> ChatModel:
 
 
 def open_grader(experiment: Experiment) -> AnswerGrader:
-    """Open the grader. Raises ConfigError; UserError without a model, or if verdicts cannot be stored."""
+    """Open the grader of `rubrics_auto_grader`, with the models of `judges` or the model that the section names.
+
+    Raises:
+        ConfigError: the scale or the template is wrong.
+        UserError: there is no model, or verdicts cannot be stored.
+    """
     settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     if settings.min_score >= settings.max_score:
         raise ConfigError(
