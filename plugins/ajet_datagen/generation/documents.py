@@ -54,12 +54,12 @@ def read_word(data: bytes) -> str:
     except ImportError as error:
         raise MissingExtraError("python-docx", "documents", needed_for="Reading Word files") from error
     document = Document(checked_archive(data))
-    found = list(_read_blocks(document.element.body))
-    found += _read_diagrams_and_charts(document.part, parse_xml)
+    text_blocks = list(_read_blocks(document.element.body))
+    text_blocks += _read_diagrams_and_charts(document.part, parse_xml)
     for kind in RELATED_PARTS:
         texts = [_read_blocks(parse_xml(part.blob)) for part in _find_parts(document.part, kind)]
-        found += dict.fromkeys(block for blocks in texts for block in blocks)  # sections repeat the same blocks
-    return "\n\n".join(found)
+        text_blocks += dict.fromkeys(block for blocks in texts for block in blocks)  # sections repeat the same blocks
+    return "\n\n".join(text_blocks)
 
 
 def read_slides(data: bytes) -> str:
@@ -80,10 +80,10 @@ def read_slides(data: bytes) -> str:
 
 def _read_diagrams_and_charts(part: Any, parse_xml: Callable[[bytes], Any]) -> Iterator[str]:
     """Yield the texts of a part's diagrams and charts."""
-    for each in _find_parts(part, "diagramData"):
-        yield from _read_blocks(parse_xml(each.blob))
-    for each in _find_parts(part, "chart"):
-        yield from _read_chart(parse_xml(each.blob))
+    for related_part in _find_parts(part, "diagramData"):
+        yield from _read_blocks(parse_xml(related_part.blob))
+    for related_part in _find_parts(part, "chart"):
+        yield from _read_chart(parse_xml(related_part.blob))
 
 
 def _find_parts(part: Any, kind: str) -> list[Any]:
@@ -97,16 +97,19 @@ def _find_parts(part: Any, kind: str) -> list[Any]:
 
 
 def _read_blocks(element: Any) -> Iterator[str]:
-    """Yield the text of each paragraph and table row below an XML element."""
+    """Yield the text of each paragraph and table row below an XML element, in order.
+
+    A paragraph's text boxes follow its own text.
+    """
     for child in element:
         name = _get_tag(child)
         if name in LEFT_OUT:
             continue
         if name == PARAGRAPH:
-            inside: list[Any] = []
-            if text := _read_line(child, inside).strip():
+            text_boxes: list[Any] = []
+            if text := _read_line(child, text_boxes).strip():
                 yield text
-            for box in inside:
+            for box in text_boxes:
                 yield from _read_blocks(box)
         elif name == TABLE:
             yield from _read_table_rows(child)
@@ -115,14 +118,19 @@ def _read_blocks(element: Any) -> Iterator[str]:
 
 
 def _read_table_rows(table: Any) -> Iterator[str]:
+    """Yield each row of a table as one line, with its cells separated by ` | `; empty rows are left out."""
     for row in _find_children(table, ROW):
         cells = ["\n".join(_read_blocks(cell)) for cell in _find_children(row, CELL)]
         if any(cells):
             yield " | ".join(cells)
 
 
-def _read_line(paragraph: Any, inside: list[Any]) -> str:
-    """Return a paragraph's own text; nested text boxes are appended to `inside`."""
+def _read_line(paragraph: Any, text_boxes: list[Any]) -> str:
+    """Return a paragraph's own text.
+
+    Args:
+        text_boxes: nested text boxes are appended, since their paragraphs are separate blocks.
+    """
     parts: list[str] = []
     for child in paragraph:
         name = _get_tag(child)
@@ -132,22 +140,23 @@ def _read_line(paragraph: Any, inside: list[Any]) -> str:
             parts.append(child.text or "")
         elif name in BREAKS:
             parts.append(BREAKS[name])
-        elif name == "fld" and child.get("type", "").startswith("slidenum"):
+        elif name == "fld" and child.get("type", "").startswith("slidenum"):  # the number of the slide
             continue
         elif name in ("txbxContent", "txBody"):
-            inside.append(child)
+            text_boxes.append(child)
         else:
-            parts.append(_read_line(child, inside))
+            parts.append(_read_line(child, text_boxes))
     return "".join(parts)
 
 
 def _read_chart(chart: Any) -> Iterator[str]:
     """Yield a chart's titles, and one line for each series."""
     yield from _read_blocks(chart)
-    for series in (each for each in chart.iter() if _get_tag(each) == "ser"):
+    for series in (element for element in chart.iter() if _get_tag(element) == "ser"):
         values_by_tag = {
             _get_tag(child): [value.text or "" for value in child.iter() if _get_tag(value) == "v"] for child in series
         }
+        # Scatter charts name labels and values xVal and yVal, other charts cat and val.
         labels, values = (
             values_by_tag.get(first_tag) or values_by_tag.get(second_tag) or []
             for first_tag, second_tag in (("cat", "xVal"), ("val", "yVal"))
@@ -157,14 +166,14 @@ def _read_chart(chart: Any) -> Iterator[str]:
             yield f"{' '.join(values_by_tag.get('tx', []))}: {numbers}".removeprefix(": ")
 
 
-def _find_children(element: Any, wanted: str) -> Iterator[Any]:
+def _find_children(element: Any, tag: str) -> Iterator[Any]:
     """Yield rows of a table or cells of a row, also inside content controls and insertions."""
     for child in element:
         name = _get_tag(child)
-        if name == wanted:
+        if name == tag:
             yield child
         elif name in ("sdt", "sdtContent", "ins", "smartTag", "customXml"):
-            yield from _find_children(child, wanted)
+            yield from _find_children(child, tag)
 
 
 def _get_tag(element: Any) -> str:
@@ -211,8 +220,11 @@ class Passage:
 
 
 def list_documents(path: Path) -> list[Path]:
-    """Return a document, or all visible documents of a folder, recursively. Raises TaskError without documents."""
-    documents = sorted(each for each in path.rglob("*") if _is_document(each)) if path.is_dir() else [path]
+    """Return the document at the path, or all visible files below a folder, sorted.
+
+    Raises TaskError if there are none.
+    """
+    documents = sorted(file for file in path.rglob("*") if _is_document(file)) if path.is_dir() else [path]
     if not documents:
         raise TaskError(
             f"There is no document in the folder {path.name}.",
@@ -224,6 +236,7 @@ def list_documents(path: Path) -> list[Path]:
 
 
 def _is_document(path: Path) -> bool:
+    """Return True for a file whose name does not begin with a dot."""
     return path.is_file() and not path.name.startswith(".")
 
 
@@ -249,7 +262,12 @@ def read_passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
 
 
 def read_document(file: Path) -> str:
-    """Return the text of a file. Raises TaskError, MissingExtraError."""
+    """Return the text of a file, read by its suffix.
+
+    Raises:
+        TaskError: the suffix is unknown, or the file is too large, damaged or empty.
+        MissingExtraError: a package for this kind of file is not installed.
+    """
     reader = READERS.get(file.suffix.lower())
     if reader is None:
         raise TaskError(f"{file.name} has an unsupported suffix.", where=KEY, expected=", ".join(READERS))
@@ -267,6 +285,11 @@ def read_document(file: Path) -> str:
 
 
 def _cut_passages(text: str, ends: re.Pattern[str], size: int) -> Iterator[str]:
+    """Yield passages of at most `size` characters, each filled with as many pieces as fit.
+
+    Args:
+        ends: pattern between two pieces, such as the end of a sentence. A longer piece is cut by size.
+    """
     passage = ""
     for piece in (part.strip() for part in ends.split(text)):
         while len(piece) > size:  # the piece contains no end, so it is cut by size
@@ -285,6 +308,7 @@ def _cut_passages(text: str, ends: re.Pattern[str], size: int) -> Iterator[str]:
 
 
 def _read_plain_text(data: bytes, name: str) -> str:
+    """Decode a text file as UTF-8, or by its byte order mark. Raises ValueError."""
     return decode_text(data, "utf-8")
 
 
@@ -307,6 +331,7 @@ def decode_text(data: bytes, declared: str) -> str:
 
 
 def _read_html(data: bytes, name: str) -> str:
+    """Return title and text of a page, decoded by the encoding that it declares. Raises ValueError."""
     declaration = DECLARED.search(data[:HEAD])
     declared = declaration[1].decode("ascii", "replace").lower() if declaration else "utf-8"
     title, text = readable(decode_text(data, MEANT.get(declared, declared)), images="described")
@@ -314,6 +339,12 @@ def _read_html(data: bytes, name: str) -> str:
 
 
 def _read_pdf(data: bytes, name: str) -> str:
+    """Return the text of a PDF file, page by page. Pages without text are reported.
+
+    Raises:
+        ValueError: the file is damaged or encrypted, or no page has text.
+        MissingExtraError: pypdf is not installed.
+    """
     try:
         from pypdf import PdfReader
         from pypdf.errors import DependencyError, PyPdfError
@@ -323,11 +354,11 @@ def _read_pdf(data: bytes, name: str) -> str:
         pages = [page.extract_text().strip() for page in PdfReader(io.BytesIO(data)).pages]
     except (DependencyError, PyPdfError) as error:  # DependencyError: no package for decryption
         raise ValueError(str(error)) from error
-    if silent := [number for number, page in enumerate(pages, 1) if not page]:
-        problem = f"{len(silent)} of {len(pages)} pages have no text (scanned pages?)"
-        if len(silent) == len(pages):
+    if empty_pages := [number for number, page in enumerate(pages, 1) if not page]:
+        problem = f"{len(empty_pages)} of {len(pages)} pages have no text (scanned pages?)"
+        if len(empty_pages) == len(pages):
             raise ValueError(f"{problem}: run OCR first, for example ocrmypdf")
-        logger.warning("{}: {} (the first is page {})", name, problem, silent[0])
+        logger.warning("{}: {} (the first is page {})", name, problem, empty_pages[0])
     return "\n\n".join(page for page in pages if page)
 
 

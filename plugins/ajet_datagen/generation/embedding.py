@@ -67,7 +67,10 @@ def find_embedding_server(params: DeduplicationParams) -> OtherServer | None:
 
 
 def open_embedder(params: DeduplicationParams) -> Embed | None:
-    """Return the configured function that embeds texts, or None. It sends and loads nothing yet. Raises ConfigError."""
+    """Return the configured function that embeds texts, or None if tasks are compared by letters only.
+
+    Nothing is sent or loaded before its first call. Raises ConfigError.
+    """
     if not params.model.startswith(LOCAL):
         server = find_embedding_server(params)
         return ServerEmbedder(params.model, server) if server is not None else None
@@ -84,6 +87,7 @@ def open_embedder(params: DeduplicationParams) -> Embed | None:
 
 
 def _name_local_model() -> str:
+    """Return the setting that selects the first local embedding model."""
     return f"{LOCAL}{next(iter(find_parts('embedder')))}"
 
 
@@ -104,15 +108,15 @@ def embed_texts(
         TaskError: the model fails.
     """
     names = {text: f"vector {hashlib.sha256(text.encode()).hexdigest()[:24]}" for text in texts}
-    new = [text for text, name in names.items() if name not in rows]
-    with Progress() as progress, progress.bar("embedding questions", len(new)) as bar:
-        for start in range(0, len(new), AT_ONCE):
-            part = new[start : start + AT_ONCE]
-            cost.embedded += len(part)
-            for text, vector in zip(part, embed(part), strict=True):
+    new_texts = [text for text, name in names.items() if name not in rows]
+    with Progress() as progress, progress.bar("embedding questions", len(new_texts)) as bar:
+        for start in range(0, len(new_texts), AT_ONCE):
+            batch = new_texts[start : start + AT_ONCE]
+            cost.embedded += len(batch)
+            for text, vector in zip(batch, embed(batch), strict=True):
                 rows[names[text]] = vector
                 store.append_row(names[text], vector)
-            bar.advance(len(part))
+            bar.advance(len(batch))
     widths = sorted({len(value) for name, value in rows.items() if value and name.startswith("vector ")})
     if len(widths) > 1:
         raise TaskError(
@@ -122,12 +126,12 @@ def embed_texts(
             expected="the embedding model that embedded the first tasks",
             do=f"give the model another name, or delete {store.path}",
         )
-    nothing = [0.0] * (widths[0] if widths else 1)
-    vectors = np.asarray([rows[names[text]] or nothing for text in texts], np.float64)
+    zero_vector = [0.0] * (widths[0] if widths else 1)
+    vectors = np.asarray([rows[names[text]] or zero_vector for text in texts], np.float64)
     if refused := sum(not rows[name] for name in names.values()):
         logger.warning("{} of {} questions are compared by letters only: {} refused them", refused, len(names), model)
-    largest = np.abs(vectors).max(axis=1, keepdims=True)  # the square of a larger number could overflow
-    return normalize_vectors((vectors / np.where(largest == 0, 1, largest)).astype(np.float32))
+    largest_value = np.abs(vectors).max(axis=1, keepdims=True)  # the square of a larger number could overflow
+    return normalize_vectors((vectors / np.where(largest_value == 0, 1, largest_value)).astype(np.float32))
 
 
 class ServerEmbedder:
@@ -152,17 +156,24 @@ class ServerEmbedder:
         return vectors
 
     def _embed_or_split(self, texts: Sequence[str]) -> list[list[float]]:
+        """Embed the texts in one request, or in halves if the server refuses them together.
+
+        A single refused text gets an empty vector.
+
+        Raises:
+            TaskError: the server does not answer, or has refused every text so far.
+        """
         try:
             vectors = self._request_embeddings(texts)
         except NoAnswerError as problem:
             if problem.status not in STATUSES:
                 raise self._make_error(problem) from None
             if len(texts) > 1:
-                refused, half = self._refused_count, (len(texts) + 1) // 2
-                parts = [*self._embed_or_split(texts[:half]), *self._embed_or_split(texts[half:])]
-                if self._refused_count == refused:  # the server accepts each text, but not all in one batch
+                refused_before, half = self._refused_count, (len(texts) + 1) // 2
+                halves = [*self._embed_or_split(texts[:half]), *self._embed_or_split(texts[half:])]
+                if self._refused_count == refused_before:  # the server accepts each text, but not all in one batch
                     self._batch_size = min(self._batch_size, half)
-                return parts
+                return halves
             self._refused_count += 1
             if not self._has_answered and self._refused_count >= UNWELL:
                 raise self._make_error(problem) from None
@@ -171,12 +182,14 @@ class ServerEmbedder:
         return vectors
 
     def _request_embeddings(self, texts: Sequence[str]) -> list[list[float]]:
-        async def once(seconds: float) -> list[list[float]]:
+        """Send one request with retries, and return a vector per text. Raises NoAnswerError."""
+
+        async def send_request(seconds: float) -> list[list[float]]:
             return await request_embeddings(self._model, texts, seconds)
 
         try:
             vectors = run_on_tools_loop(
-                request_with_retries(once, self._failover, 0, is_last=True, count_request=lambda: None)
+                request_with_retries(send_request, self._failover, 0, is_last=True, count_request=lambda: None)
             )
         except NoAnswerError as problem:
             self._failover.note_failure(0, problem)
@@ -185,6 +198,7 @@ class ServerEmbedder:
         return vectors
 
     def _make_error(self, problem: NoAnswerError) -> TaskError:
+        """Return the error for a server that returns no embeddings, with advice."""
         return TaskError(
             f"{self._model.model} at {self._model.place} returns no embeddings: {problem}",
             where=WHERE,

@@ -35,7 +35,11 @@ class ModelFailover:
         self._paused_until[model_index] = float("-inf")
 
     def note_failure(self, model_index: int, problem: NoAnswerError) -> bool:
-        """Record that a model failed after all retries. Return True if it is now tried last."""
+        """Record that a model failed after all retries, and let it rest unless only this prompt is at fault.
+
+        Returns:
+            True if it begins to rest now; False if it was resting already, or does not rest.
+        """
         if not problem.is_retryable and problem.status not in NEVER:
             return False
         starts_rest = not self.is_resting(model_index)

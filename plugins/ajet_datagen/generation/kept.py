@@ -30,7 +30,7 @@ class GenerationStore:
 
     @contextmanager
     def open(self) -> Iterator[GenerationStore]:
-        """Hold the file's lock within a block. Raises UserError if the folder cannot be written."""
+        """Hold the file's lock within a block, and remove a partial last line first. Raises UserError."""
         with explain_write_errors(
             "the generated tasks",
             self.path.parent,
@@ -39,8 +39,8 @@ class GenerationStore:
             room="it",
         ):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        does, do = "writes the same tasks", "set AJET_CACHE to another folder"
-        with alone(self.path.with_suffix(".lock"), does, do=do):
+        activity, advice = "writes the same tasks", "set AJET_CACHE to another folder"
+        with alone(self.path.with_suffix(".lock"), activity, do=advice):
             cut_partial_line(self.path)
             yield self
 

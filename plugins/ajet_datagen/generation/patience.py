@@ -42,20 +42,20 @@ async def request_with_retries(
     Raises:
         NoAnswerError: all tries failed.
     """
-    started, number = time.monotonic(), 0
+    started, retry = time.monotonic(), 0
     retries = 0 if failover.is_resting(model_index) else AGAIN
     while True:
         count_request()
         try:
             return await ask(TIMEOUT_S)
         except NoAnswerError as problem:
-            hung = time.monotonic() - started >= TIMEOUT_S and not (is_last and number == 0)
-            if not problem.is_retryable or number >= retries or hung or failover.is_resting(model_index):
+            has_hung = time.monotonic() - started >= TIMEOUT_S and not (is_last and retry == 0)
+            if not problem.is_retryable or retry >= retries or has_hung or failover.is_resting(model_index):
                 raise
-            await asyncio.sleep(max(problem.after, WAIT_S * 2.0**number))
+            await asyncio.sleep(max(problem.after, WAIT_S * 2.0**retry))
             if failover.is_resting(model_index):  # another prompt's failure has put the server to rest
                 raise
-            number += 1
+            retry += 1
 
 
 def run_on_tools_loop(work: Coroutine[Any, Any, T]) -> T:

@@ -115,25 +115,27 @@ class GenerationReader:
                 missing = self._settings.task_num - len(tasks)
                 if missing <= 0:
                     break
-                prompts = self._build_prompts(split, turn, missing, [each.query for each, _ in written])
-                if new := sum(not rows.get(ask.name) for ask in prompts):
+                prompts = self._build_prompts(split, turn, missing, [written_task.query for written_task, _ in written])
+                if new_count := sum(not rows.get(prompt.name) for prompt in prompts):
                     logger.info(
                         "{}: {} of {} prompts are sent to {}",
                         _name_round(split, turn),
-                        new,
+                        new_count,
                         len(prompts),
                         writer.names,
                     )
                 with Progress() as progress, progress.bar(_name_round(split, turn), len(prompts), "prompts") as bar:
                     replies = run_on_tools_loop(self._request_tasks(writer, prompts, store, rows, refusals, bar))
-                before = len(written)
+                count_before = len(written)
                 written += [
-                    (written_task, ask) for ask, reply in zip(prompts, replies, strict=True) for written_task in reply
+                    (written_task, prompt)
+                    for prompt, reply in zip(prompts, replies, strict=True)
+                    for written_task in reply
                 ]
                 tasks = self._select_tasks(split, written, held_out, store, rows, writer.cost)[
                     : self._settings.task_num
                 ]
-                if len(written) == before:
+                if len(written) == count_before:
                     break
         finally:
             if spent := writer.cost.describe_cost():
@@ -147,6 +149,16 @@ class GenerationReader:
     def _build_prompts(
         self, split: TaskSplit, turn: int, missing: int, earlier_questions: Sequence[str]
     ) -> list[WritingPrompt]:
+        """Return the prompts of one round.
+
+        With examples, a training prompt requests one variation of a few of them. Otherwise a prompt requests A_CALL
+        questions about a passage. Equal seeds give equal prompts.
+
+        Args:
+            turn: index of the round.
+            missing: number of tasks still to be written.
+            earlier_questions: questions of earlier rounds, to be avoided.
+        """
         rng = random.Random(f"{self._experiment.ajet.seed} {split} {turn}")
         passages, examples, settings = self._load_passages(), self._load_examples(), self._settings
         if split == "train" and examples:
@@ -165,7 +177,7 @@ class GenerationReader:
             return prompts
         order = list(passages)
         rng.shuffle(order)
-        selected = [order[number % len(order)] for number in range(-(-missing // A_CALL))]
+        selected = [order[number % len(order)] for number in range(-(-missing // A_CALL))]  # rounded up
         return [
             WritingPrompt(
                 f"{split} {turn} {number}",
@@ -185,14 +197,26 @@ class GenerationReader:
         refusals: PromptRefusals,
         bar: ProgressBar,
     ) -> list[list[WrittenTask]]:
+        """Return the tasks of each prompt: stored ones, or those of a new request, which are stored at once.
+
+        Prompts that models refuse give no tasks and are noted in `refusals`.
+
+        Args:
+            rows: stored values by prompt name, extended by new ones.
+        """
+
         async def read_or_request(prompt: WritingPrompt) -> list[WrittenTask]:
+            """Return the tasks of one prompt, from the store or by a request; none for a refused prompt."""
             is_refused = refusals.is_refused(prompt.name, prompt.title)
             rows_of_prompt = [] if is_refused else rows.get(prompt.name) or await request(prompt)
             bar.advance(note=writer.cost.describe_cost())
-            return [WrittenTask(*each) for each in rows_of_prompt]
+            return [WrittenTask(*query_and_answer) for query_and_answer in rows_of_prompt]
 
         async def request(prompt: WritingPrompt) -> list[list[str]]:
-            async def save(tasks: Sequence[WrittenTask]) -> None:  # an unreadable reply is requested again next time
+            """Send one prompt and return its tasks as [query, answer] pairs."""
+
+            async def save(tasks: Sequence[WrittenTask]) -> None:
+                """Store the tasks of a reply. An unreadable reply is not stored, so it is requested again next time."""
                 rows[prompt.name] = [[task.query, task.answer] for task in tasks]
                 await asyncio.to_thread(store.append_row, prompt.name, rows[prompt.name])
                 await refusals.save_refusals()
@@ -215,11 +239,22 @@ class GenerationReader:
         rows: dict[str, Any],
         cost: GenerationCost,
     ) -> list[Task]:
+        """Return the written tasks without copies of examples and without duplicates, in their order.
+
+        A task is a duplicate if it resembles an earlier task, a held-out task, or an example that its prompt showed.
+
+        Args:
+            written_tasks: the tasks with their prompts.
+            held_out: validation tasks, for training.
+            store, rows, cost: for embeddings of new texts.
+        """
         examples = {query for query, _ in self._load_examples()}
-        written_tasks = [each for each in written_tasks if each[0].query not in examples]
+        written_tasks = [
+            task_and_prompt for task_and_prompt in written_tasks if task_and_prompt[0].query not in examples
+        ]
         if self._settings.deduplication_filter.enabled and written_tasks:
             params = self._settings.deduplication_filter.params
-            shown_queries = dict.fromkeys(query for _, ask in written_tasks for query in ask.shown)
+            shown_queries = dict.fromkeys(query for _, prompt in written_tasks for query in prompt.shown)
             texts, others = (
                 [written.query for written, _ in written_tasks],
                 [*(task.main_query for task in held_out), *shown_queries],
@@ -235,23 +270,27 @@ class GenerationReader:
                 vectors = embed_texts([*texts, *others], self._embed, params.model, store, rows, cost)
                 measures.append(SimilarityMeasure(vectors[: len(texts)], threshold, vectors[len(texts) :]))
             written_tasks = [written_tasks[index] for index in select_distinct(*measures, numbers=numbers)]
-        return [_make_task(split, number, written, ask.passage) for number, (written, ask) in enumerate(written_tasks)]
+        return [
+            _make_task(split, number, written, prompt.passage) for number, (written, prompt) in enumerate(written_tasks)
+        ]
 
     def _load_passages(self) -> list[Passage]:
+        """Return the passages of all configured documents, read once. Raises TaskError, MissingExtraError."""
         if self._passages is None:
             reader = self._settings.document_reader
             document_path = reader.document_path
             paths = [document_path] if isinstance(document_path, str) and document_path else document_path
-            places = [require_place(path, self._experiment.base, key=KEY, what="document") for path in paths]
+            documents = [require_place(path, self._experiment.base, key=KEY, what="document") for path in paths]
             self._passages = [
                 passage
-                for place in places
-                for file in list_documents(place)
+                for document in documents
+                for file in list_documents(document)
                 for passage in read_passages(file, size=reader.chunk_size, split_by=reader.split_by)
             ]
         return self._passages
 
     def _has_examples(self) -> bool:
+        """Return True if `query_reader` names a source. Raises TaskError for a reader without examples."""
         query = self._settings.query_reader
         sources = {
             "jsonl_dataset_file": query.jsonl_dataset_file.training.file_path,
@@ -267,6 +306,7 @@ class GenerationReader:
         return bool(sources[query.type])
 
     def _load_examples(self) -> list[tuple[str, str]]:
+        """Return (question, answer) of each example task, read once by the configured reader; [] without a source."""
         if self._examples is None:
             self._examples = []
             if self._has_examples():
@@ -276,11 +316,15 @@ class GenerationReader:
                 sections = {name: getattr(query, name) for name in type(query).model_fields}
                 ajet = self._experiment.ajet.model_copy(update={"task_reader": reader.model_copy(update=sections)})
                 tasks = open_reader(replace(self._experiment, ajet=ajet)).tasks("train")
-                answered = ((_get_question(task), _answer_text(task.metadata.get("answer"))) for task in tasks)
-                self._examples = [(repair_text(query), repair_text(answer)) for query, answer in answered]
+                pairs = ((_get_question(task), _answer_text(task.metadata.get("answer"))) for task in tasks)
+                self._examples = [(repair_text(query), repair_text(answer)) for query, answer in pairs]
         return self._examples
 
     def _list_models(self) -> list[ChatModel]:
+        """Return the writing models: `models`, or `llm_model` once per key of the environment's server.
+
+        Raises ConfigError.
+        """
         settings = self._settings
         if settings.models:
             return list_configured(settings.models, f"{SECTION}.models")
@@ -301,6 +345,7 @@ class GenerationReader:
         )
 
     def _open_store(self) -> GenerationStore:
+        """Return the store for these settings. Its file is named by everything that determines the tasks."""
         settings = self._settings
         is_deduplicated, dedup = settings.deduplication_filter.enabled, settings.deduplication_filter.params
         server = find_embedding_server(dedup) if is_deduplicated else None
@@ -324,11 +369,12 @@ class GenerationReader:
         }
         return GenerationStore(find_cache_root() / "generated", about)
 
-    def _explain_no_tasks(self, split: TaskSplit, found: int, refusals: PromptRefusals) -> TaskError:
-        if found:
+    def _explain_no_tasks(self, split: TaskSplit, written_count: int, refusals: PromptRefusals) -> TaskError:
+        """Return the error for a split without tasks: all were duplicates, refused, or unreadable."""
+        if written_count:
             return TaskError(
-                f"All {found} written tasks are too similar to an example, a held-out task or each other: no {split} "
-                "task is left.",
+                f"All {written_count} written tasks are too similar to an example, a held-out task or each other: "
+                f"no {split} task is left.",
                 where=f"{SECTION}.deduplication_filter",
                 expected="distinct tasks",
                 do="add examples or documents, raise similarity_threshold, or set enabled: false",
@@ -355,6 +401,7 @@ class GenerationReader:
         writer: TaskWriter,
         refusals: PromptRefusals,
     ) -> None:
+        """Log how many tasks were written by which models, and warn of refused prompts and missing tasks."""
         source = f"by {', '.join(writer.wrote) or writer.names}" if writer.cost.calls else "from the cache"
         logger.info(
             "{} {} tasks {}; {} dropped as too similar, {} replies unreadable",
@@ -370,21 +417,27 @@ class GenerationReader:
             )  # fmt: skip
 
 
-def _make_task(split: TaskSplit, number: int, one: WrittenTask, passage: Passage | None) -> Task:
-    answer = {"answer": one.answer} if one.answer else {}
-    about = {"source": passage.source, "related_doc": passage.text} if passage else {}
-    return Task(main_query=one.query, task_id=f"generated-{split}-{number}", metadata={**answer, **about})
+def _make_task(split: TaskSplit, index: int, written_task: WrittenTask, passage: Passage | None) -> Task:
+    """Return a written task as `Task`, with its answer, passage and file name in the metadata."""
+    answer = {"answer": written_task.answer} if written_task.answer else {}
+    passage_fields = {"source": passage.source, "related_doc": passage.text} if passage else {}
+    return Task(
+        main_query=written_task.query, task_id=f"generated-{split}-{index}", metadata={**answer, **passage_fields}
+    )
 
 
 def _name_round(split: TaskSplit, turn: int) -> str:
+    """Return the name of a round of requests, for messages."""
     return f"writing {split} tasks" + (f" (round {turn + 1} of at most {ROUNDS})" if turn else "")
 
 
 def _answer_text(answer: Any) -> str:
+    """Return an answer as text; "" for None."""
     return "" if answer is None else str(answer)
 
 
 def _get_question(task: Task) -> str:
+    """Return the task's query, or the text of its last message."""
     return task.main_query if not task.init_messages else extract_text(task.init_messages[-1])
 
 

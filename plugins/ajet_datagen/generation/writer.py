@@ -80,8 +80,8 @@ def build_variation_prompt(examples: Sequence[tuple[str, str]], passage: str, co
         f"Example {number}:\n{mark_text(query)}" + (f"\nIts answer:\n{mark_text(answer)}" if answer else "")
         for number, (query, answer) in enumerate(examples, 1)
     )
-    about = f"\n\nTheir content comes from this passage:\n{mark_text(passage)}" if passage else ""
-    return f"{VARIATION % count} {SET % number}\n\n{examples_text}{about}\n\n{SHAPE % count}"
+    passage_text = f"\n\nTheir content comes from this passage:\n{mark_text(passage)}" if passage else ""
+    return f"{VARIATION % count} {SET % number}\n\n{examples_text}{passage_text}\n\n{SHAPE % count}"
 
 
 def mark_text(text: str) -> str:
@@ -97,14 +97,17 @@ def parse_tasks(reply: str, count: int) -> list[WrittenTask] | None:
         return None
     try:
         parsed: Any = json.JSONDecoder().raw_decode(reply, start)[0]
-        tasks = [WrittenTask(_clean_text(each["query"]), _clean_text(each.get("answer"))) for each in parsed["tasks"]]
+        tasks = [
+            WrittenTask(_clean_text(entry["query"]), _clean_text(entry.get("answer"))) for entry in parsed["tasks"]
+        ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    good = [task for task in tasks if task.query]
-    return good[:count] or None
+    nonempty = [task for task in tasks if task.query]
+    return nonempty[:count] or None
 
 
 def _clean_text(value: Any) -> str:
+    """Return a value of a reply as stripped text without lone surrogates."""
     return "" if value is None else repair_text(str(value)).strip()
 
 
@@ -162,6 +165,7 @@ class TaskWriter:
                 self._in_a_row = 0
             except PromptRefusedError as refusal:
                 self._in_a_row += 1
+                # Checked only without other running requests, whose answers would end the row of refusals.
                 if self._in_a_row >= IN_A_ROW and self._under_way == 1:
                     self._go_on.clear()
                     if await self._is_any_model_answering():
@@ -177,7 +181,7 @@ class TaskWriter:
                 self._under_way -= 1
                 if self._in_a_row < IN_A_ROW or not self._under_way:
                     self._go_on.set()
-                else:  # refusals come fast: an answer may be on its way
+                else:  # refusals arrive faster than answers, so running requests are awaited first
                     self._go_on.clear()
             if tasks:
                 await keep(tasks)
@@ -194,51 +198,60 @@ class TaskWriter:
         return False
 
     async def _request_from_models(self, prompt: str, count: int) -> list[WrittenTask]:
+        """Request tasks from the models in order, until a reply can be parsed. Return [] if no reply can be.
+
+        Raises:
+            PromptRefusedError: no model answered, and at least one refused the prompt.
+            TaskError: no model answered.
+        """
         problems: list[str] = []
-        refused = 0
+        refused_count = 0
         order = self._failover.rank_models()
-        for index, next_one in zip(order, [*order[1:], None], strict=True):
+        for index, next_index in zip(order, [*order[1:], None], strict=True):
             model = self.models[index]
             try:
-                answer = await self._request_completion(index, prompt, is_last=next_one is None)
+                reply = await self._request_completion(index, prompt, is_last=next_index is None)
             except NoAnswerError as problem:
                 problems.append(f"{model.model} at {model.place}: {problem}")
-                refused += problem.status in STATUSES
-                if self._failover.note_failure(index, problem) and next_one is not None:
+                refused_count += problem.status in STATUSES
+                if self._failover.note_failure(index, problem) and next_index is not None:
                     logger.warning(
-                        "{}; for {:.0f} s {} is used first", problems[-1], REST_S, self._name_model(next_one)
+                        "{}; for {:.0f} s {} is used first", problems[-1], REST_S, self._name_model(next_index)
                     )
                 continue
             self._failover.note_answer(index)
-            if (tasks := parse_tasks(answer.text, count)) is not None:
+            if (tasks := parse_tasks(reply.text, count)) is not None:
                 self.wrote[model.model] = None
                 return tasks
             self.cost.unreadable += 1
         if len(problems) == len(self.models):
-            if refused:
-                raise PromptRefusedError("; ".join(problems), by_all=refused == len(problems))
+            if refused_count:
+                raise PromptRefusedError("; ".join(problems), by_all=refused_count == len(problems))
             raise _make_no_model_error("; ".join(problems))
         return []
 
     async def _request_completion(self, model_index: int, prompt: str, *, is_last: bool) -> ChatReply:
+        """Send the prompt to one model with retries, count its cost, and return the reply. Raises NoAnswerError."""
         body = {"messages": [{"role": "user", "content": prompt}], **self._settings}
 
-        async def once(seconds: float) -> ChatReply:
+        async def send_request(seconds: float) -> ChatReply:
             return await request_completion(self.models[model_index], body, seconds)
 
-        answer = await request_with_retries(
-            once, self._failover, model_index, is_last=is_last, count_request=self.cost.count_request
+        reply = await request_with_retries(
+            send_request, self._failover, model_index, is_last=is_last, count_request=self.cost.count_request
         )
-        self.cost.count_reply(answer.prompt_tokens, answer.reply_tokens, self._prices[model_index])
-        return answer
+        self.cost.count_reply(reply.prompt_tokens, reply.reply_tokens, self._prices[model_index])
+        return reply
 
     def _name_model(self, model_index: int) -> str:
+        """Return the model's name and server, for messages."""
         return f"{self.models[model_index].model} at {self.models[model_index].place}"
 
 
-def _make_no_model_error(why: str) -> TaskError:
+def _make_no_model_error(reason: str) -> TaskError:
+    """Return the error for models that do not answer, with the reason and advice."""
     return TaskError(
-        f"No model writes tasks: {why}",
+        f"No model writes tasks: {reason}",
         where="ajet.task_reader.data_generation",
         do="correct the server or use another one; tasks written so far are stored and not requested again",
     )

@@ -53,33 +53,34 @@ def split_traces(
     questions = list(dict.fromkeys(question_key(trace) for trace in traces))
     differ = settings.numbers == "differ"
     groups = _group_questions(questions, settings.similarity_threshold, differ)
-    names = sorted(set(groups.values()), key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
-    count = round(len(names) * settings.validation_share)
-    if settings.validation_share > 0 and len(names) > 1:
-        count = min(max(count, 1), len(names) - 1)
-    begun = _find_continued_groups(traces, groups)
-    held_out = set([name for name in names if name not in begun][:count])
+    # Sorting by digest gives a random order that depends only on the seed and the questions.
+    group_names = sorted(set(groups.values()), key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
+    held_out_count = round(len(group_names) * settings.validation_share)
+    if settings.validation_share > 0 and len(group_names) > 1:
+        held_out_count = min(max(held_out_count, 1), len(group_names) - 1)
+    continued = _find_continued_groups(traces, groups)
+    held_out = set([name for name in group_names if name not in continued][:held_out_count])
     splits: dict[TaskSplit, list[AgentTrace]] = {"train": [], "validation": []}
     for trace in traces:
         splits["validation" if groups[question_key(trace)] in held_out else "train"].append(trace)
     if settings.similarity_threshold < 1 and splits["validation"]:
         train_questions, held_out_questions = (
-            [question_key(trace) for trace in splits[side]] for side in ("train", "validation")
+            [question_key(trace) for trace in splits[split]] for split in ("train", "validation")
         )
         numbers = index_numbers([*train_questions, *held_out_questions]) if differ else None
-        places = select_unlike(
+        unlike_indexes = select_unlike(
             count_letter_runs(train_questions),
             count_letter_runs(held_out_questions),
             settings.similarity_threshold,
             numbers,
         )
-        drop_counts["too similar to a held-out question"] += len(splits["train"]) - len(places)
-        splits["train"] = [splits["train"][index] for index in places]
+        drop_counts["too similar to a held-out question"] += len(splits["train"]) - len(unlike_indexes)
+        splits["train"] = [splits["train"][index] for index in unlike_indexes]
     return splits
 
 
 def select_best(traces: Sequence[AgentTrace], drop_counts: Counter[str]) -> list[AgentTrace]:
-    """Return the best trace of each question; the latest among equals."""
+    """Return the best trace of each question, the latest among equals; others are counted in `drop_counts`."""
     best: dict[str, AgentTrace] = {}
     for trace in traces:
         name = question_key(trace)
@@ -96,10 +97,12 @@ def question_key(trace: AgentTrace) -> str:
 
 
 def _list_questions(trace: AgentTrace) -> list[str]:
+    """Return the contents of the user messages of a trace."""
     return [str(message.get("content")) for message in trace.messages if message.get("role") == "user"]
 
 
 def _normalize_questions(questions: Sequence[str]) -> str:
+    """Return questions as one text in lower case with single spaces."""
     return re.sub(r"\s+", " ", "\n".join(questions).casefold()).strip()
 
 
@@ -132,6 +135,7 @@ def _group_questions(questions: Sequence[str], threshold: float, differ: bool) -
 
 
 def _rank_trace(trace: AgentTrace) -> tuple[bool, float]:
+    """Return the sort key of a trace: corrected ones are best, then by score; unrated ones are last."""
     score = trace.rating.score
     return trace.rating.corrected is not None, -1.0 if score is None else score
 

@@ -53,7 +53,11 @@ class TracingReader:
         return split == "train" or self._settings.validation_share > 0
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Return one task for each question. Raises TaskError, UserError."""
+        """Return one task for each question of a split.
+
+        Raises:
+            TaskError, UserError: the traces or the masking function cannot be used.
+        """
         return self._build_tasks(split, self.left)
 
     def traces(self, split: TaskSplit) -> Sequence[AgentTrace]:
@@ -94,22 +98,37 @@ class TracingReader:
         return counts
 
     def _build_tasks(self, split: TaskSplit, drop_counts: Counter[str]) -> list[Task]:
+        """Return a task for the best trace of each question; the other traces are counted in `drop_counts`."""
         return [build_task(trace, self._settings) for trace in select_best(self.traces(split), drop_counts)]
 
     def _read_traces(self) -> Mapping[TaskSplit, list[AgentTrace]]:
+        """Read, mask, select and split the traces of all sources, and log the result.
+
+        Raises:
+            TaskError, UserError: a source, a row or the masking function cannot be used.
+        """
         settings = self._settings
         content = read_sources(
             self._find_places(settings.sources, "sources"), self._find_places(settings.feedback, "feedback")
         )
         self._report_bad_rows(content)
         traces = mask_traces(content.traces, settings.mask, base=self._base)
-        sides = split_traces(select_traces(traces, settings, self.left), settings, self._seed, self.left)
-        self._report_result(content, sides)
-        return sides
+        traces_by_split = split_traces(select_traces(traces, settings, self.left), settings, self._seed, self.left)
+        self._report_result(content, traces_by_split)
+        return traces_by_split
 
     def _find_places(self, named: str | list[str], key: str) -> list[Path]:
-        places = [named] if isinstance(named, str) else named
-        if not places and key == "sources":
+        """Return the existing paths of a setting.
+
+        Args:
+            named: value of the setting.
+            key: "sources" or "feedback".
+
+        Raises:
+            TaskError: a path does not exist, or no source is set.
+        """
+        paths = [named] if isinstance(named, str) else named
+        if not paths and key == "sources":
             raise TaskError(
                 "No traces are configured.",
                 where=KEY,
@@ -117,22 +136,24 @@ class TracingReader:
                 do=f"set {KEY}",
             )
         noun = "recording" if key == "sources" else "feedback"
-        return [require_place(place, self._base, key=f"ajet.task_reader.tracing.{key}", what=noun) for place in places]
+        return [require_place(path, self._base, key=f"ajet.task_reader.tracing.{key}", what=noun) for path in paths]
 
     def _report_bad_rows(self, content: SourceContent) -> None:
+        """Count and log unreadable rows. Raises TaskError unless `on_bad_row` skips them."""
         if not content.bad:
             return
-        first = "; ".join(f"{location}: {reason}" for location, reason in content.bad[:NAMED])
+        first_rows = "; ".join(f"{location}: {reason}" for location, reason in content.bad[:NAMED])
         if not self._skips_bad_rows:
             raise TaskError(
-                f"{len(content.bad)} rows cannot be read: {first}.",
+                f"{len(content.bad)} rows cannot be read: {first_rows}.",
                 where=KEY,
                 do="correct them, or set ajet.task_reader.on_bad_row=skip to skip them",
             )
         self.left["could not be read"] += len(content.bad)
-        logger.warning("{} rows of traces are skipped; {}", len(content.bad), first)
+        logger.warning("{} rows of traces are skipped; {}", len(content.bad), first_rows)
 
     def _report_result(self, content: SourceContent, sides: Mapping[TaskSplit, Sequence[AgentTrace]]) -> None:
+        """Log how many replies each split has and why others are left out. Raises TaskError without any reply."""
         parts = [f"{len(content.traces)} replies in traces: {len(sides['train'])} to train on, "
                 f"{len(sides['validation'])} held out"]  # fmt: skip
         parts += [f"{count} {reason}" for reason, count in sorted(self.left.items())]
@@ -189,6 +210,7 @@ def _mask_trace(trace: AgentTrace, function: Callable[[str], str]) -> AgentTrace
     """Return the trace with every text passed through the user's masking function, which removes personal data."""
 
     def mask(text: str) -> str:
+        """Return the masked text. Raises TaskError if the user's function fails or returns no text."""
         try:
             masked = function(text)
         except Exception as error:  # the user's code may raise anything
@@ -204,6 +226,7 @@ def _mask_trace(trace: AgentTrace, function: Callable[[str], str]) -> AgentTrace
         return masked
 
     def mask_tree(value: Any, field: str = "") -> Any:
+        """Mask all texts in a nested value, except those of the fields in NOT_TEXT."""
         if isinstance(value, str):
             return value if field in NOT_TEXT else mask(value)
         if isinstance(value, Mapping):
@@ -211,6 +234,7 @@ def _mask_trace(trace: AgentTrace, function: Callable[[str], str]) -> AgentTrace
         return [mask_tree(item, field) for item in value] if isinstance(value, (list, tuple)) else value
 
     def mask_optional(text: str | None) -> str | None:
+        """Mask a text; None stays None."""
         return None if text is None else mask(text)
 
     rating = trace.rating
@@ -237,9 +261,9 @@ def build_task(trace: AgentTrace, settings: Tracing) -> Task:
     A single user message becomes the task's query. Longer conversations are in `init_messages`.
     """
     rating = trace.rating
-    fine = settings.answers == "any" if rating.score is None else rating.score >= settings.liked_from
+    is_accepted = settings.answers == "any" if rating.score is None else rating.score >= settings.liked_from
     answer = rating.corrected
-    if answer is None and fine:
+    if answer is None and is_accepted:
         answer = extract_text(trace.reply) or None
     metadata = {
         "answer": answer,
@@ -252,11 +276,11 @@ def build_task(trace: AgentTrace, settings: Tracing) -> Task:
         "trace": trace.where,
         "tools": list(trace.tools) or None,
     }
-    context = [dict(each) for each in _get_context(trace)]
-    alone = len(context) == 1 and context[0].get("role") == "user"
+    context = [dict(message) for message in _get_context(trace)]
+    is_single_question = len(context) == 1 and context[0].get("role") == "user"
     return Task(
-        main_query=trace.question if alone else _find_last_question(context),
-        init_messages=[] if alone else context,
+        main_query=trace.question if is_single_question else _find_last_question(context),
+        init_messages=[] if is_single_question else context,
         metadata={name: value for name, value in metadata.items() if value is not None},
     )
 
@@ -277,11 +301,13 @@ def build_learned_rows(
         if corrected is None and not extract_text(trace.reply) and not trace.reply.get("tool_calls"):
             drop_counts["not used for training, because the reply is empty"] += 1
             continue
-        only = trace.is_rated_alone or corrected is not None
-        before = [
-            {**message, WEIGHT: 0} if only and message["role"] == "assistant" else message for message in trace.messages
+        # A rating of this reply says nothing about earlier replies, so they are context without loss.
+        trains_reply_only = trace.is_rated_alone or corrected is not None
+        context = [
+            {**message, WEIGHT: 0} if trains_reply_only and message["role"] == "assistant" else message
+            for message in trace.messages
         ]
-        yield _build_row({"messages": [*before, _get_wanted_reply(trace)]}, trace.tools)
+        yield _build_row({"messages": [*context, _get_wanted_reply(trace)]}, trace.tools)
 
 
 def build_pairs(traces: Iterable[AgentTrace], drop_counts: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -292,16 +318,16 @@ def build_pairs(traces: Iterable[AgentTrace], drop_counts: Counter[str]) -> Iter
     Args:
         drop_counts: counts unused traces by reason.
     """
-    same: dict[str, list[AgentTrace]] = defaultdict(list)
+    traces_by_context: dict[str, list[AgentTrace]] = defaultdict(list)
     for trace in traces:
         if trace.rating.corrected is not None and trace.rating.corrected != extract_text(trace.reply):
             rows = {"prompt": list(trace.messages), "chosen": [_get_wanted_reply(trace)], "rejected": [trace.reply]}
             yield _build_row(rows, trace.tools)
         elif trace.rating.score is not None:
-            same[_context_key(trace)].append(trace)
+            traces_by_context[_context_key(trace)].append(trace)
         else:
             drop_counts["no pair, because the reply is not rated"] += 1
-    for group in same.values():
+    for group in traces_by_context.values():
         best, worst = max(group, key=_get_score), min(group, key=_get_score)
         if _get_score(best) > _get_score(worst) and reply_key(best.reply) != reply_key(worst.reply):
             rows = {"prompt": list(best.messages), "chosen": [best.reply], "rejected": [worst.reply]}
@@ -311,6 +337,7 @@ def build_pairs(traces: Iterable[AgentTrace], drop_counts: Counter[str]) -> Iter
 
 
 def _build_row(row: Mapping[str, Any], tools: Sequence[Message]) -> dict[str, Any]:
+    """Return the row with the tools, if there are any."""
     return {**row, **({"tools": list(tools)} if tools else {})}
 
 
@@ -322,15 +349,17 @@ def _get_wanted_reply(trace: AgentTrace) -> Message:
 
 def _get_context(trace: AgentTrace) -> Sequence[Message]:
     """Return the messages up to the last user message, without the agent's own tool calls after it."""
-    users = [index for index, each in enumerate(trace.messages) if each.get("role") == "user"]
-    return trace.messages[: users[-1] + 1] if users else trace.messages
+    user_indexes = [index for index, message in enumerate(trace.messages) if message.get("role") == "user"]
+    return trace.messages[: user_indexes[-1] + 1] if user_indexes else trace.messages
 
 
 def _find_last_question(messages: Sequence[Message]) -> str:
+    """Return the text of the last user message, or ""."""
     return next((extract_text(message) for message in reversed(messages) if message.get("role") == "user"), "")
 
 
 def _context_key(trace: AgentTrace) -> str:
+    """Return a key that is equal for traces with equal questions and system prompts, whose replies can be compared."""
     return (
         question_key(trace)
         + "\0"
@@ -339,6 +368,7 @@ def _context_key(trace: AgentTrace) -> str:
 
 
 def _get_score(trace: AgentTrace) -> float:
+    """Return the score of a rated trace."""
     score = trace.rating.score
     assert score is not None, "only rated replies are compared"
     return score

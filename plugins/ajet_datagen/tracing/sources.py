@@ -66,27 +66,36 @@ class FeedbackIndex:
         """
         with explain_read_errors(file):
             complete = file.read_bytes().count(b"\n") if complete_lines else None
-        for number, row in line_rows(file):
-            if complete is not None and number > complete:
+        for line_number, row in line_rows(file):
+            if complete is not None and line_number > complete:
                 return
             try:
                 if isinstance(row, BadRowError):
                     raise row
                 self._add_rating(row, _parse_rating(row))
             except DAMAGED as problem:
-                bad.append((f"{file}:{number}", f"no feedback: {problem}"))
+                bad.append((f"{file}:{line_number}", f"no feedback: {problem}"))
 
     def _add_rating(self, row: Mapping[str, Any], rating: ReplyRating) -> None:
-        names = (("reply", self.by_reply), ("episode", self.by_episode), ("session", self.by_session))
-        name, into = next(((name, into) for name, into in names if row.get(name)), ("session", self.by_session))
-        whose = row.get(name)
-        if not isinstance(whose, str) or not whose:
-            raise BadRowError(f"`{name}` is {json_kind(whose)}, expected an id")
-        into[whose] = into.get(whose, ReplyRating()).update_with(rating)
+        """Add a rating under the reply, else the episode, else the session that its row names.
+
+        A later rating of the same id takes precedence. Raises BadRowError for an invalid id.
+        """
+        ratings_by_field = (("reply", self.by_reply), ("episode", self.by_episode), ("session", self.by_session))
+        name, ratings = next(
+            ((name, ratings) for name, ratings in ratings_by_field if row.get(name)), ("session", self.by_session)
+        )
+        rated_id = row.get(name)
+        if not isinstance(rated_id, str) or not rated_id:
+            raise BadRowError(f"`{name}` is {json_kind(rated_id)}, expected an id")
+        ratings[rated_id] = ratings.get(rated_id, ReplyRating()).update_with(rating)
 
 
 def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> SourceContent:
-    """Read traces from all paths, and apply the feedback files to them."""
+    """Read traces from all paths, and apply the feedback files to them.
+
+    Unreadable rows are listed in the result's `bad`. Raises TaskError for an unreadable file.
+    """
     content = SourceContent()
     feedback_index = FeedbackIndex()
     for file in feedback:
@@ -114,9 +123,9 @@ def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> Source
             traces, silent = build_traces(spans, content.bad)
             content.traces += traces
             content.silent += silent
-    rated, content.loose = _apply_feedback(content.traces, feedback_index)
+    rated_traces, content.loose = _apply_feedback(content.traces, feedback_index)
     content.traces = []
-    for trace in rated:
+    for trace in rated_traces:
         try:
             content.traces.append(trace.repair_text())
         except (ValueError, RecursionError) as problem:
@@ -126,6 +135,7 @@ def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> Source
 
 
 def _read_magic(path: Path) -> bytes:
+    """Return the first bytes of a file, which identify a SQLite database."""
     with path.open("rb") as file:
         return file.read(len(_SQLITE))
 
@@ -148,6 +158,7 @@ def _read_sqlite_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]
         try:
             attributes = json.loads(columns["attributes"])
             events = json.loads(_get_column(columns, "events") or "[]")
+            # `place`, the row's number, stands for columns that a version lacks.
             yield Span(
                 location,
                 str(columns["name"]),
@@ -163,8 +174,9 @@ def _read_sqlite_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]
 def _read_otlp_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
     """Yield the spans of OTLP JSON: one document, or one a line as written by the collector's file exporter."""
     with path.open("rb") as file:
-        first, rest = file.readline(), file.read(1)
-    documents = _read_lines(path, bad) if rest and _is_json(first) else _read_document(path, bad)
+        first_line, next_byte = file.readline(), file.read(1)
+    # A complete document in the first of several lines means one document per line.
+    documents = _read_lines(path, bad) if next_byte and _is_json(first_line) else _read_document(path, bad)
     for location, document in documents:
         if not isinstance(document, Mapping) or not isinstance(document.get("resourceSpans"), list):
             bad.append((location, "no `resourceSpans`: not OTLP JSON"))
@@ -179,7 +191,10 @@ def _read_otlp_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
 
 
 def _get_list(tree: Any, name: str, where: str, bad: list[tuple[str, str]]) -> Sequence[Any]:
-    """Return the list under a name, empty if absent; another type is a bad row."""
+    """Return the list under a name in a JSON object; () if it is absent.
+
+    Another type is recorded in `bad` with its place, and counts as an empty list.
+    """
     value = tree.get(name) if isinstance(tree, Mapping) else tree
     if isinstance(tree, Mapping) and value is None:
         return ()
@@ -190,6 +205,7 @@ def _get_list(tree: Any, name: str, where: str, bad: list[tuple[str, str]]) -> S
 
 
 def _read_document(path: Path, bad: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
+    """Yield (place, parsed JSON) of a file with one document, or record it as unreadable in `bad`."""
     try:
         yield str(path), json.loads(path.read_bytes())
     except (ValueError, RecursionError):
@@ -197,6 +213,7 @@ def _read_document(path: Path, bad: list[tuple[str, str]]) -> Iterator[tuple[str
 
 
 def _is_json(text: bytes) -> bool:
+    """Return True if the text is JSON."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -205,14 +222,15 @@ def _is_json(text: bytes) -> bool:
 
 
 def _read_lines(path: Path, bad: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
+    """Yield (place, parsed JSON) of each nonempty line; unreadable lines are recorded in `bad`."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for line_number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                yield f"{path}:{number}", json.loads(line)
+                yield f"{path}:{line_number}", json.loads(line)
             except (ValueError, RecursionError):
-                bad.append((f"{path}:{number}", "the line is not valid JSON"))
+                bad.append((f"{path}:{line_number}", "the line is not valid JSON"))
 
 
 def _get_column(row: Mapping[str, Any], *names: str) -> Any:
@@ -221,7 +239,10 @@ def _get_column(row: Mapping[str, Any], *names: str) -> Any:
 
 
 def _parse_span(span: Mapping[str, Any], where: str) -> Span:
-    events = [(str(each["name"]), _parse_attributes(each.get("attributes") or ())) for each in span.get("events") or ()]
+    """Convert a span of OTLP JSON. A malformed span raises one of the exceptions in DAMAGED."""
+    events = [
+        (str(event["name"]), _parse_attributes(event.get("attributes") or ())) for event in span.get("events") or ()
+    ]
     return Span(
         f"{where}, span {span['spanId']}",
         str(span.get("name") or ""),
@@ -233,7 +254,8 @@ def _parse_span(span: Mapping[str, Any], where: str) -> Span:
 
 
 def _parse_attributes(listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return flatten_attributes({each["key"]: _parse_value(each["value"]) for each in listed})
+    """Convert OTLP's list of attributes to a flat dictionary."""
+    return flatten_attributes({attribute["key"]: _parse_value(attribute["value"]) for attribute in listed})
 
 
 def _parse_value(value: Mapping[str, Any]) -> Any:
@@ -242,9 +264,9 @@ def _parse_value(value: Mapping[str, Any]) -> Any:
         return None
     [(kind, content)] = value.items()
     if kind == "arrayValue":
-        return [_parse_value(each) for each in content.get("values") or ()]
+        return [_parse_value(item) for item in content.get("values") or ()]
     if kind == "kvlistValue":
-        return {each["key"]: _parse_value(each["value"]) for each in content.get("values") or ()}
+        return {item["key"]: _parse_value(item["value"]) for item in content.get("values") or ()}
     return int(content) if kind == "intValue" else content
 
 
@@ -271,12 +293,13 @@ def _read_folder(folder: Path, content: SourceContent, feedback_index: FeedbackI
 
 
 def _read_episode(episode: Episode, where: str, feedback_index: FeedbackIndex) -> list[AgentTrace]:
+    """Return the traces of a recorded episode, one per model call with a reply, without those that others continue."""
     agent_ratings, overall = _read_ratings(episode)
     traces = []
     for call in episode.calls:
         if call.reply is None or call.error:
             continue
-        name = str(call.extra.get("id") or "")
+        reply_id = str(call.extra.get("id") or "")
         traces.append(
             AgentTrace(
                 f"{where}, call {call.index}",
@@ -286,9 +309,9 @@ def _read_episode(episode: Episode, where: str, feedback_index: FeedbackIndex) -
                 call.agent,
                 str(call.extra.get("model") or ""),
                 episode.task.task_id,
-                name,
-                agent_ratings.get(name, overall),
-                is_rated_alone=name in agent_ratings or name in feedback_index.by_reply,
+                reply_id,
+                agent_ratings.get(reply_id, overall),
+                is_rated_alone=reply_id in agent_ratings or reply_id in feedback_index.by_reply,
                 episode=episode.uuid,
             )
         )
@@ -296,7 +319,7 @@ def _read_episode(episode: Episode, where: str, feedback_index: FeedbackIndex) -
 
 
 def _read_ratings(episode: Episode) -> tuple[dict[str, ReplyRating], ReplyRating]:
-    """Return (rating per reply, rating of the complete episode)."""
+    """Return (rating by reply id, rating of the complete episode) from the episode's verdict. Raises BadRowError."""
     agent_ratings: dict[str, ReplyRating] = {}
     overall = ReplyRating()
     verdict = episode.verdict
@@ -323,8 +346,8 @@ def _parse_rating(row: Mapping[str, Any]) -> ReplyRating:
     for name in ("corrected", "comment"):
         if not isinstance(row.get(name), (str, type(None))):
             raise BadRowError(f"`{name}` is {json_kind(row[name])}, expected text")
-    number = None if reward is None else read_finite(reward, "reward")
-    return ReplyRating(number, liked, row.get("corrected"), row.get("comment"))
+    finite_reward = None if reward is None else read_finite(reward, "reward")
+    return ReplyRating(finite_reward, liked, row.get("corrected"), row.get("comment"))
 
 
 def _apply_feedback(traces: Sequence[AgentTrace], feedback_index: FeedbackIndex) -> tuple[list[AgentTrace], int]:

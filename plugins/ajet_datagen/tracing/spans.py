@@ -70,18 +70,23 @@ def build_traces(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[lis
             calls = [call if call.agent else replace(call, agent=agents[0].agent) for call in calls]
         rated = [agent.rating for agent in agents if agent.rating != ReplyRating()]
         if calls and rated:  # an agent's rating is about its answer, the last reply
-            last = len(calls) - 1
-            calls[last] = replace(calls[last], rating=rated[-1].update_with(calls[last].rating))
+            last_index = len(calls) - 1
+            calls[last_index] = replace(calls[last_index], rating=rated[-1].update_with(calls[last_index].rating))
         traces += select_last(calls or agents)
     return traces, silent
 
 
 def flatten_attributes(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested attributes under dotted names. Texts, lists and already dotted names stay unchanged."""
+    """Return nested attributes under dotted names. Texts, lists and already dotted names stay unchanged.
+
+    Args:
+        before: dotted name of `tree`; "" for the top.
+    """
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         path = f"{before}.{name}" if before else str(name)
         if isinstance(value, Mapping) and path.split(".")[0] in ("gen_ai", "agentscope", "error"):
+            # Arguments and result of a traced function keep their structure.
             is_structure = path in ("agentscope.function.input", "agentscope.function.output")
             flat |= {path: value} if is_structure else flatten_attributes(value, path)
         else:
@@ -90,6 +95,7 @@ def flatten_attributes(tree: Mapping[str, Any], before: str = "") -> dict[str, A
 
 
 def _find_kind(span: Span) -> str:
+    """Return "call" for a model call, "agent" for an agent's span, "" for any other span."""
     operation = span.attributes.get("gen_ai.operation.name")
     if operation in CALLS:
         return "call"
@@ -97,6 +103,7 @@ def _find_kind(span: Span) -> str:
 
 
 def _build_trace(span: Span) -> AgentTrace | None:
+    """Convert a span to a trace, or return None without messages. Raises BadRowError."""
     attributes = span.attributes
     messages, reply = _read_input(attributes), _read_output(attributes)
     if not messages or reply is None:
@@ -115,18 +122,21 @@ def _build_trace(span: Span) -> AgentTrace | None:
 
 
 def _read_input(attributes: Mapping[str, Any]) -> list[Message]:
-    """Return the messages that an agent received, from a span in OpenTelemetry's or in AgentScope's format."""
+    """Return the messages that the model or agent received, in OpenTelemetry's or AgentScope's format.
+
+    AgentScope records the arguments of the traced function. Raises BadRowError for another shape.
+    """
     system = _parse_json_value(attributes.get("gen_ai.system_instructions"))
     text = _join_texts(system) if isinstance(system, list) else system
-    first = [{"role": "system", "content": text}] if isinstance(text, str) and text else []
+    system_messages = [{"role": "system", "content": text}] if isinstance(text, str) and text else []
     input_value = _parse_json_value(attributes.get("gen_ai.input.messages"))
     if input_value is not None:
         return [
-            *first,
+            *system_messages,
             *(
-                each
+                parsed
                 for input_message in _require_list(input_value, "gen_ai.input.messages")
-                for each in _parse_message(input_message)
+                for parsed in _parse_message(input_message)
             ),
         ]
     input_value = _parse_json_value(attributes.get("agentscope.function.input") or attributes.get("input"))
@@ -134,21 +144,22 @@ def _read_input(attributes: Mapping[str, Any]) -> list[Message]:
         return []
     kwargs, args = input_value.get("kwargs") or {}, input_value.get("args") or []
     if not isinstance(args, list) or not isinstance(kwargs, Mapping):
-        argument_name, other = ("args", args) if not isinstance(args, list) else ("kwargs", kwargs)
-        raise BadRowError(f"{argument_name} of the agent's input is {json_kind(other)}")
+        argument_name, wrong_value = ("args", args) if not isinstance(args, list) else ("kwargs", kwargs)
+        raise BadRowError(f"{argument_name} of the agent's input is {json_kind(wrong_value)}")
     message = kwargs.get("messages") or kwargs.get("msg")
-    return [*first, *_parse_agentscope_value(message if message is not None else args[0] if args else None)]
+    return [*system_messages, *_parse_agentscope_value(message if message is not None else args[0] if args else None)]
 
 
 def _read_output(attributes: Mapping[str, Any]) -> Message | None:
+    """Return the last assistant message of the span's output, or None. Raises BadRowError."""
     output_value = _parse_json_value(attributes.get("gen_ai.output.messages"))
     if output_value is not None:
         output_messages = _require_list(output_value, "gen_ai.output.messages")
         messages = [
-            each
+            parsed
             for output_message in output_messages
-            for each in _parse_message(output_message)
-            if each["role"] == "assistant"
+            for parsed in _parse_message(output_message)
+            if parsed["role"] == "assistant"
         ]
     else:
         messages = _parse_agentscope_value(
@@ -166,15 +177,22 @@ def _require_list(value: Any, name: str) -> list[Any]:
     return value
 
 
-def _parse_message(one: Any) -> list[Message]:
-    """Convert a message of parts; tool results become separate messages."""
-    if not isinstance(one, Mapping) or not isinstance(one.get("parts"), list) or not isinstance(one.get("role"), str):
+def _parse_message(raw_message: Any) -> list[Message]:
+    """Convert a message of OpenTelemetry's parts to Chat Completions messages; tool results become separate messages.
+
+    Raises BadRowError for a part of unknown kind.
+    """
+    if (
+        not isinstance(raw_message, Mapping)
+        or not isinstance(raw_message.get("parts"), list)
+        or not isinstance(raw_message.get("role"), str)
+    ):
         raise BadRowError("a message without role or parts")
     messages: list[Message] = []
     calls: list[Message] = []
     texts: list[str] = []
     thoughts: list[str] = []
-    for part in one["parts"]:
+    for part in raw_message["parts"]:
         if not isinstance(part, Mapping):
             raise BadRowError("a part that is not an object")
         kind = part.get("type")
@@ -192,7 +210,7 @@ def _parse_message(one: Any) -> list[Message]:
             )
         else:
             raise BadRowError(f"a part of kind {kind!r:.60}, expected text")
-    role = "assistant" if one["role"] in ("assistant", "model") else one["role"]
+    role = "assistant" if raw_message["role"] in ("assistant", "model") else raw_message["role"]
     if texts or calls or thoughts:
         message: Message = {"role": role, "content": "".join(texts) or (None if calls else "")}
         message |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
@@ -206,7 +224,7 @@ def _parse_agentscope_value(value: Any) -> list[Message]:
         message = _parse_repr(value)
         return [message] if message is not None else []
     if isinstance(value, list):
-        return [each for one in value for each in _parse_agentscope_value(one)]
+        return [message for item in value for message in _parse_agentscope_value(item)]
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         return []
     content = value.get("content")
@@ -214,7 +232,7 @@ def _parse_agentscope_value(value: Any) -> list[Message]:
     message = {"role": value["role"], "content": text if isinstance(text, str) else None}
     message |= {name: str(value[name]) for name in ("tool_call_id", "reasoning_content") if value.get(name)}
     if value.get("tool_calls"):
-        message["tool_calls"] = [_parse_tool_call(each) for each in _require_list(value["tool_calls"], "tool_calls")]
+        message["tool_calls"] = [_parse_tool_call(call) for call in _require_list(value["tool_calls"], "tool_calls")]
     return [message | ({} if message["content"] is not None or "tool_calls" in message else {"content": ""})]
 
 
@@ -228,8 +246,10 @@ def _parse_tool_call(call: Any) -> Message:
 
 
 def _parse_repr(text: str) -> Message | None:
-    """Parse AgentScope's printed `Msg(name='user', content='…', role='user', …)`, or return None. Only literals are
-    evaluated, no code runs."""
+    """Parse AgentScope's printed `Msg(name='user', content='…', role='user', …)`; None for another text.
+
+    Only literals are evaluated, no code runs.
+    """
     try:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "Msg":
@@ -246,30 +266,38 @@ def _parse_repr(text: str) -> Message | None:
 
 
 def _join_texts(parts: Sequence[Any]) -> str:
+    """Return the texts of content parts, joined."""
     texts = [part.get("content", part.get("text")) for part in parts if isinstance(part, Mapping)]
     return "".join(text for text in texts if isinstance(text, str))
 
 
 def _read_tools(attributes: Mapping[str, Any]) -> list[Message]:
+    """Return the span's tool definitions in Chat Completions format."""
     definitions = _parse_json_value(attributes.get("gen_ai.tool.definitions"))
     tools = []
-    for each in definitions if isinstance(definitions, list) else []:
-        if isinstance(each, Mapping) and isinstance(each.get("name"), str):
-            function = {name: each[name] for name in ("name", "description", "parameters") if each.get(name)}
+    for definition in definitions if isinstance(definitions, list) else []:
+        if isinstance(definition, Mapping) and isinstance(definition.get("name"), str):
+            function = {
+                name: definition[name] for name in ("name", "description", "parameters") if definition.get(name)
+            }
             tools.append({"type": "function", "function": function})
     return tools
 
 
 def _read_rating(span: Span) -> ReplyRating:
+    """Return the rating in a span's attributes and evaluation events; later ones take precedence.
+
+    Raises BadRowError.
+    """
     rating = ReplyRating()
-    for attributes in (span.attributes, *(each for name, each in span.events if name == EVALUATION)):
+    for attributes in (span.attributes, *(event for name, event in span.events if name == EVALUATION)):
         value, label = attributes.get("gen_ai.evaluation.score.value"), attributes.get("gen_ai.evaluation.score.label")
-        word = str(label or "").lower()
-        plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-        number = read_finite(value, "gen_ai.evaluation.score.value") if plain else None
-        liked = True if word in _GOOD else False if word in _BAD else None
+        label_word = str(label or "").lower()
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        score = read_finite(value, "gen_ai.evaluation.score.value") if is_number else None
+        liked = True if label_word in _GOOD else False if label_word in _BAD else None
         comment = attributes.get("gen_ai.evaluation.explanation")
-        rating = rating.update_with(ReplyRating(number, liked, None, comment if isinstance(comment, str) else None))
+        rating = rating.update_with(ReplyRating(score, liked, None, comment if isinstance(comment, str) else None))
     return rating
 
 
@@ -284,6 +312,7 @@ def _parse_json_value(value: Any) -> Any:
 
 
 def _encode_json(value: Any) -> str:
+    """Return a value as JSON text; text stays as it is, and None is an empty object."""
     return value if isinstance(value, str) else json.dumps({} if value is None else value, ensure_ascii=False)
 
 

@@ -32,7 +32,7 @@ class ReplyRating:
         return self.reward if self.reward is not None or self.liked is None else float(self.liked)
 
     def update_with(self, later: ReplyRating) -> ReplyRating:
-        """Return this rating with the fields of a later one taking precedence."""
+        """Return this rating with the set fields of a later rating in place of its own."""
         ratings = {name: value for name in self.__slots__ if (value := getattr(later, name)) is not None}
         return replace(self, **ratings)
 
@@ -62,9 +62,10 @@ class AgentTrace:
         return next((extract_text(message) for message in self.messages if message.get("role") == "user"), "")
 
     def repair_text(self) -> AgentTrace:
-        """Return the trace without lone surrogates, so it can be stored as UTF-8.
+        """Return the trace without lone surrogates, so that it can be stored as UTF-8.
 
-        Raises ValueError for deep nesting or a non-finite number.
+        Raises:
+            ValueError: it is nested too deeply, or contains a non-finite number.
         """
         names = ("where", "messages", "reply", "tools", "agent", "model", "session", "id", "episode")
         values = {name: getattr(self, name) for name in names}
@@ -74,8 +75,8 @@ class AgentTrace:
         repaired: dict[str, Any] = make_storable(values)
         if repaired is values:
             return self
-        lists: dict[str, Any] = {name: tuple(repaired.pop(name)) for name in ("messages", "tools")}
-        return replace(self, rating=ReplyRating(**repaired.pop("rating")), **lists, **repaired)
+        tuples: dict[str, Any] = {name: tuple(repaired.pop(name)) for name in ("messages", "tools")}
+        return replace(self, rating=ReplyRating(**repaired.pop("rating")), **tuples, **repaired)
 
     def is_extended_by(self, other: AgentTrace) -> bool:
         """True if the other trace's conversation contains this reply and continues from it."""
@@ -87,7 +88,7 @@ class AgentTrace:
 
 def reply_key(message: Mapping[str, Any]) -> tuple[str, str]:
     """Return the text and tool calls of a reply, as a key for equality."""
-    calls = [(each["function"]["name"], each["function"]["arguments"]) for each in message.get("tool_calls") or ()]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     return extract_text(message), json.dumps(calls)
 
 
