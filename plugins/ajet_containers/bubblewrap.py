@@ -54,8 +54,8 @@ class BubblewrapContainer(LivingContainer):
         if program is None or root is None or not root.is_dir():
             problem = "bubblewrap is not installed" if program is None else f"there is no unpacked image {root or ''}"
             raise SandboxFailure(f"{problem} (`container.roots`; a Dockerfile needs podman)", retryable=False)
-        if missing := set(limits.list_set()) - list_held():
-            raise SandboxFailure(f"bubblewrap cannot hold the limit {min(missing)}", retryable=False)
+        if not_held := set(limits.list_set()) - list_held():
+            raise SandboxFailure(f"bubblewrap cannot hold the limit {min(not_held)}", retryable=False)
         self._group = _make_group(limits)
         self._held_folder = HeldFolder("ajet-root-")
         self._environment = {"PATH": PATH, "HOME": "/root", **environment}
@@ -69,50 +69,70 @@ class BubblewrapContainer(LivingContainer):
             raise
 
     def _start_program(self, program: str, root: Path, mounts: Mapping[str, str]) -> int:
-        info, writing = os.pipe()
-        blocking, release = os.pipe()
-        filtering = make_memfd(self._filter)
-        words = [
+        """Start bubblewrap with the image's root, and return the host's id of the first process inside.
+
+        The process waits (`--block-fd`) until it is in its control group, then until its standard input closes.
+
+        Args:
+            program: path of bubblewrap.
+            root: the unpacked image, shown under a writable layer in memory.
+            mounts: paths of the host with their read-only paths inside.
+        """
+        info_read, info_write = os.pipe()
+        block_read, block_write = os.pipe()
+        filter_fd = make_memfd(self._filter)
+        arguments = [
             "--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--new-session", "--clearenv",
             "--hostname", "task", "--overlay-src", str(root), "--tmp-overlay", "/", "--proc", "/proc", "--dev", "/dev",
-            "--cap-drop", "ALL", "--info-fd", str(writing), "--block-fd", str(blocking), "--chdir", "/",
+            "--cap-drop", "ALL", "--info-fd", str(info_write), "--block-fd", str(block_read), "--chdir", "/",
             "--setenv", "PATH", PATH,
         ]  # fmt: skip
         for name in CLOSED:
-            words += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
-        words += ["--seccomp", str(filtering)] if self._filter else []
-        for host, inside in mounts.items():
-            words += ["--ro-bind", host, inside]
-        hidden = make_memfd("".join(f"{each}\0" for each in words).encode())  # the inside sees the command line
-        argv = [program, "--args", str(hidden), "sh", "-c", "read _"]
-        passed = (writing, blocking, filtering, hidden)
+            arguments += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
+        arguments += ["--seccomp", str(filter_fd)] if self._filter else []
+        for host, path_inside in mounts.items():
+            arguments += ["--ro-bind", host, path_inside]
+        arguments_fd = make_memfd(
+            "".join(f"{argument}\0" for argument in arguments).encode()
+        )  # processes inside can read the command line
+        argv = [program, "--args", str(arguments_fd), "sh", "-c", "read _"]
+        passed_fds = (info_write, block_read, filter_fd, arguments_fd)
         try:
             self._process = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=passed, env={}
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=passed_fds,
+                env={},
             )
         finally:
-            for each in passed:
-                os.close(each)
-        pid = read_child_pid(info, self._process.pid)
+            for fd in passed_fds:
+                os.close(fd)
+        pid = read_child_pid(info_read, self._process.pid)
         try:
             if self._group is not None:
                 self._group.add_process(pid)
             with suppress(BrokenPipeError):
-                os.write(release, b"!")
+                os.write(block_write, b"!")
         finally:
-            os.close(release)
+            os.close(block_write)
         return pid
 
     def build_command(
         self, argv: Sequence[str], environment: Mapping[str, str], user: str | None, workdir: str | None
     ) -> tuple[list[str], dict[str, str]]:
-        """Return the command that enters the container. The order is in a file that only this user can read."""
+        """Return the command that enters the container. Its order is in a file that only this user can read.
+
+        Raises:
+            SandboxFailure: `user` is not root, the only user.
+        """
         if user not in (None, "0", "root"):
             raise SandboxFailure(f"bubblewrap has no user but root, the task needs {user}", retryable=False)
         self._files += 1
         file = self.folder / f"order-{self._files}"
         file.touch(mode=0o600)
-        groups = [] if self._group is None else [str(each) for each in self._group.folders]
+        groups = [] if self._group is None else [str(folder) for folder in self._group.folders]
         variables = {**self._environment, **environment}
         order = {"argv": list(argv), "environment": variables, "workdir": workdir or "/", "groups": groups}
         file.write_text(json.dumps({**order, "filter": self._filter.hex()}))
@@ -127,11 +147,11 @@ class BubblewrapContainer(LivingContainer):
         return []
 
     def close(self) -> None:
-        """End all processes; the writable layer goes with them."""
+        """End all processes of the container; its writable layer disappears with them."""
         if self._process is not None:
-            first = getattr(self, "pid", None)
-            if first is not None and self.is_alive():
-                os.kill(first, signal.SIGKILL)
+            first_pid = getattr(self, "pid", None)
+            if first_pid is not None and self.is_alive():
+                os.kill(first_pid, signal.SIGKILL)
             else:
                 self._process.kill()
             self._process.communicate()  # bubblewrap ends after the first process, which ends after all others
@@ -143,7 +163,8 @@ class BubblewrapContainer(LivingContainer):
 
 
 def _make_group(limits: ContainerLimits) -> ControlGroup | None:
+    """Return a control group for memory and processes; None if no limit is set or no group is writable."""
     if not limits.list_set():
         return None
-    memory, processes = (limits.memory_mb or 0) << 20, limits.processes or UNLIMITED >> 20
+    memory, processes = (limits.memory_mb or 0) << 20, limits.processes or UNLIMITED >> 20  # MiB to bytes
     return make_control_group(Limits(memory=memory or UNLIMITED, processes=processes))

@@ -49,13 +49,13 @@ class ContainerEngine:
     """The command of podman or docker on this machine, and the limits that it can hold here."""
 
     def __init__(self, name: str, program: str) -> None:
-        """Ask the engine what it is. Raises SandboxFailure if it does not answer."""
+        """Read from the engine's `info` which limits it can hold. Raises SandboxFailure if it does not answer."""
         self.name, self.program = name, program
-        done = run_engine(program, "info", "--format", "{{json .}}")
+        result = run_engine(program, "info", "--format", "{{json .}}")
         try:
-            info = json.loads(done.stdout)
+            info = json.loads(result.stdout)
         except ValueError:
-            last_line = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            last_line = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise SandboxFailure(f"{name} does not answer: {''.join(last_line)}", retryable=False) from None
         self.held = _list_held_by_podman(info) if name == "podman" else _list_held_by_docker(info)
 
@@ -78,17 +78,19 @@ def require_limits(engine: str, held: frozenset[str], limits: ContainerLimits) -
 
 
 def _list_held_by_podman(info: dict[str, Any]) -> frozenset[str]:
+    """Return the names of the limits that podman can hold here, from `podman info`. disk_mb needs overlay on xfs."""
     host, store = info["host"], info["store"]
     held = set()
     if not (host["security"]["rootless"] and host["cgroupVersion"] == "v1"):  # podman ignores them without an error
         controllers = {"memory": "memory_mb", "cpu": "cpus", "pids": "processes"}
-        held |= {limit for each, limit in controllers.items() if each in host["cgroupControllers"]}
+        held |= {limit for controller, limit in controllers.items() if controller in host["cgroupControllers"]}
     if store["graphDriverName"] == "overlay" and store["graphStatus"].get("Backing Filesystem") == "xfs":
         held.add("disk_mb")
     return frozenset(held)
 
 
 def _list_held_by_docker(info: dict[str, Any]) -> frozenset[str]:
+    """Return the names of the limits that docker can hold here, from `docker info`. disk_mb needs overlay2 on xfs."""
     flags = {"MemoryLimit": "memory_mb", "CpuCfsQuota": "cpus", "PidsLimit": "processes"}
     held = {limit for flag, limit in flags.items() if info.get(flag)}
     if info.get("Driver") == "overlay2" and ["Backing Filesystem", "xfs"] in info.get("DriverStatus", []):
@@ -135,6 +137,11 @@ class EngineContainer(LivingContainer):
     def _start_engine(
         self, image: str, limits: ContainerLimits, mounts: Mapping[str, str], environment: Mapping[str, str]
     ) -> int:
+        """Start the container and return the host's id of its first process.
+
+        Raises:
+            SandboxFailure: the engine failed, or reached START_TIMEOUT_S.
+        """
         is_podman = self._engine.name == "podman"
         variables = pass_variables(environment)
         argv = [
@@ -145,12 +152,12 @@ class EngineContainer(LivingContainer):
         ]  # fmt: skip
         if is_podman:
             argv += ["--http-proxy=false", "--pidfile", str(self.folder / "pid")]
-        for host, inside in mounts.items():
-            argv += ["--volume", f"{host}:{inside}:ro"]
+        for host, path_inside in mounts.items():
+            argv += ["--volume", f"{host}:{path_inside}:ro"]
         argv += ["--entrypoint", "sh", image, "-c", WAIT]
         try:
             with _starting:
-                done = subprocess.run(
+                result = subprocess.run(
                     argv,
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
@@ -163,8 +170,8 @@ class EngineContainer(LivingContainer):
             raise SandboxFailure(f"{self._engine.name} run: {error}") from error
         finally:
             os.close(variables.descriptor)
-        if done.returncode:
-            raise SandboxFailure(f"no container of the image {image} starts: {_read_error(done)}")
+        if result.returncode:
+            raise SandboxFailure(f"no container of the image {image} starts: {_read_error(result)}")
         if is_podman:
             return int((self.folder / "pid").read_text())
         return int(run_engine(self._engine.program, "inspect", "--format", "{{.State.Pid}}", self._name).stdout)
@@ -176,30 +183,31 @@ class EngineContainer(LivingContainer):
         self._files += 1
         file = self.folder / f"variables-{self._files}"
         file.touch(mode=0o600)
-        lines = {name: value for name, value in environment.items() if fits_env_file(value)}
-        file.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+        # Values that an env file cannot hold are passed by name, from the environment of the engine's command.
+        single_line = {name: value for name, value in environment.items() if fits_env_file(value)}
+        file.write_text("".join(f"{name}={value}\n" for name, value in single_line.items()))
         command = [self._engine.program, "exec", "--interactive", "--env-file", str(file)]
-        several = {name: value for name, value in environment.items() if name not in lines}
-        for name in several:
+        multiline = {name: value for name, value in environment.items() if name not in single_line}
+        for name in multiline:
             command += ["--env", name]
         command += ["--workdir", workdir] if workdir else []
         command += ["--user", user] if user else []
-        return [*command, self._name, *argv], {**os.environ, **several}
+        return [*command, self._name, *argv], {**os.environ, **multiline}
 
     def read_variable(self, name: str) -> str:
-        """Return a variable of the container's first process, which has the image's."""
+        """Return a variable of the container's first process, which has the image's variables; "" without it."""
         try:
-            rows = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace").split("\0")
+            entries = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace").split("\0")
         except OSError as error:
             raise SandboxFailure(f"the container's variables cannot be read: {error}") from error
-        return next((value for key, _, value in (row.partition("=") for row in rows) if key == name), "")
+        return next((value for key, _, value in (entry.partition("=") for entry in entries) if key == name), "")
 
     def list_changes(self) -> list[Change]:
         """Return the changes of the root, from the engine's `diff`."""
-        done = run_engine(self._engine.program, "diff", self._name)
-        if done.returncode:
-            raise SandboxFailure(f"{self._engine.name} diff: {_read_error(done)}")
-        rows = done.stdout.decode(errors="replace").splitlines()
+        result = run_engine(self._engine.program, "diff", self._name)
+        if result.returncode:
+            raise SandboxFailure(f"{self._engine.name} diff: {_read_error(result)}")
+        rows = result.stdout.decode(errors="replace").splitlines()
         return [(kind, path) for kind, _, path in (row.partition(" ") for row in rows) if path]
 
     def close(self) -> None:
@@ -230,6 +238,7 @@ def build_limit_args(limits: ContainerLimits) -> list[str]:
     return argv
 
 
-def _read_error(done: subprocess.CompletedProcess[bytes]) -> str:
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"exit code {done.returncode}"
+def _read_error(result: subprocess.CompletedProcess[bytes]) -> str:
+    """Return the last line of an engine command's errors, or its exit code."""
+    lines = result.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit code {result.returncode}"

@@ -28,17 +28,22 @@ DROP_BOUND, NO_NEW_PRIVS, SET_SECCOMP, FILTER, CAPABILITIES_3 = 24, 38, 22, 2, 0
 
 
 def enter_namespaces(pid: str, noted: dict[str, str], names: tuple[str, ...]) -> None:
-    """Move this thread into namespaces of the process `pid`. Exits with GONE if they are not the noted ones."""
+    """Move this thread into namespaces of the process `pid`. Exits with GONE if they are not the noted ones.
+
+    Args:
+        noted: inode number of each namespace, noted at the container's start.
+        names: namespaces to enter, such as "mnt", in this order.
+    """
     setns = ctypes.CDLL(None, use_errno=True).setns
-    opened, own_namespaces = {}, {name: os.stat(f"/proc/self/ns/{name}").st_ino for name in names}
+    descriptors, own_namespaces = {}, {name: os.stat(f"/proc/self/ns/{name}").st_ino for name in names}
     for name in names:
         try:
-            opened[name] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            descriptors[name] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             sys.exit(GONE)
-        if str(os.fstat(opened[name]).st_ino) != noted[name]:
+        if str(os.fstat(descriptors[name]).st_ino) != noted[name]:
             sys.exit(GONE)
-    for name, descriptor in opened.items():
+    for name, descriptor in descriptors.items():
         is_own = os.fstat(descriptor).st_ino == own_namespaces[name]
         if not is_own and setns(descriptor, FLAGS[name]):  # entering the current user namespace is refused
             raise OSError(ctypes.get_errno(), f"setns {name}")
@@ -47,11 +52,11 @@ def enter_namespaces(pid: str, noted: dict[str, str], names: tuple[str, ...]) ->
 
 def open_listener(port: int) -> socket.socket:
     """Return a socket that listens on the loopback of this thread's network namespace."""
-    listening = socket.socket()
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind(("127.0.0.1", port))
-    listening.listen(128)
-    return listening
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(128)
+    return listener
 
 
 def send_listener(descriptor: int, port: int) -> None:
@@ -93,18 +98,22 @@ def remove_paths(paths: list[str]) -> None:
 
 
 def copy_file(path: str, most: int) -> int:
-    """Write a regular file of at most `most` bytes to standard output. Return the exit code."""
+    """Write a regular file of at most `most` bytes to standard output.
+
+    Returns:
+        The exit code: 0, MISSING or UNREADABLE.
+    """
     try:
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except (FileNotFoundError, NotADirectoryError):
         return MISSING
     except OSError:
         return UNREADABLE
-    status = os.fstat(number)
+    status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_size > most:
         return UNREADABLE
     try:
-        content = os.read(number, most)
+        content = os.read(descriptor, most)
     except OSError:  # a file of /proc
         return UNREADABLE
     sys.stdout.buffer.write(content)
@@ -120,13 +129,13 @@ class SeccompFilter(ctypes.Structure):
 def drop_rights(code: bytes) -> None:
     """Give up all capabilities and filter system calls, for this process and its children. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    number = 0
-    while libc.prctl(DROP_BOUND, number, 0, 0, 0) == 0:
-        number += 1
-    header, none = (ctypes.c_uint32 * 2)(CAPABILITIES_3, 0), (ctypes.c_uint32 * 6)()
+    capability = 0
+    while libc.prctl(DROP_BOUND, capability, 0, 0, 0) == 0:  # it fails for the first number without a capability
+        capability += 1
+    header, no_capabilities = (ctypes.c_uint32 * 2)(CAPABILITIES_3, 0), (ctypes.c_uint32 * 6)()
     program = ctypes.byref(SeccompFilter(len(code) // 8, code))
-    failed = libc.capset(header, none) or libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
-    if failed or (code and libc.prctl(SET_SECCOMP, FILTER, program, 0, 0)):
+    has_failed = libc.capset(header, no_capabilities) or libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
+    if has_failed or (code and libc.prctl(SET_SECCOMP, FILTER, program, 0, 0)):
         raise OSError(ctypes.get_errno(), "rights cannot be dropped")
 
 
@@ -146,28 +155,28 @@ def run_command(order: dict) -> int:
 
 def main() -> int:
     """Run the operation of the command line."""
-    pid, noted, operation, *words = sys.argv[1:]
-    namespaces = dict(each.split("=") for each in noted.split(","))
+    pid, noted, operation, *arguments = sys.argv[1:]
+    namespaces = dict(name_and_inode.split("=") for name_and_inode in noted.split(","))
     names = {"listen": ("user", "net"), "run": ("user", "mnt", "net", "pid", "ipc", "uts")}
     order = {}
     if operation == "run":
-        with open(words[0]) as file:
+        with open(arguments[0]) as file:
             order = json.load(file)
         for group in order["groups"]:
             with open(f"{group}/cgroup.procs", "w") as file:
-                file.write("0")
+                file.write("0")  # 0 is the writing process
     sys.meta_path.clear()  # an import would run a file of the container with the rights of the host
     enter_namespaces(pid, namespaces, names.get(operation, ("user", "mnt")))
     if operation == "run":
         return run_command(order)
     if operation == "listen":
-        send_listener(int(words[0]), int(words[1]))
+        send_listener(int(arguments[0]), int(arguments[1]))
     elif operation == "put":
         extract_files()
     elif operation == "remove":
-        remove_paths(words)
+        remove_paths(arguments)
     elif operation == "get":
-        return copy_file(words[0], int(words[1]))
+        return copy_file(arguments[0], int(arguments[1]))
     return 0
 
 

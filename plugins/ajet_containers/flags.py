@@ -34,7 +34,7 @@ def find_flags(changes: Sequence[Change], network_attempts: int, processes: int,
     leaves = _drop_parents(changes)
     flags: dict[str, Any] = {
         "verifier_files": [path for _, path in leaves if VERIFIER_FILES.match(path)],
-        "test_files": [path for kind, path in leaves if TEST_FILES.search(path) and kind in "CD"],
+        "test_files": [path for kind, path in leaves if TEST_FILES.search(path) and kind in "CD"],  # not added ones
         "verifier_hooks": [path for _, path in leaves if HOOKS.search(path)],
         "programs": [path for _, path in leaves if PROGRAMS.search(path)],
         "network_attempts": network_attempts,
@@ -55,6 +55,6 @@ def count_flags(flags: dict[str, Any]) -> dict[str, float]:
 
 def _drop_parents(changes: Iterable[Change]) -> list[Change]:
     """Return the changes without folders that are listed only because of a change below."""
-    changed = list(changes)
-    parents = {path.rpartition("/")[0] for _, path in changed}
-    return [(kind, path) for kind, path in changed if path not in parents]
+    all_changes = list(changes)
+    parents = {path.rpartition("/")[0] for _, path in all_changes}
+    return [(kind, path) for kind, path in all_changes if path not in parents]

@@ -36,8 +36,16 @@ def require_image(engine: ContainerEngine, image: str) -> str:
 
 @lru_cache(maxsize=10_000)
 def build_image(engine: ContainerEngine, folder: Path, *, network: bool, timeout: float) -> str:
-    """Return the image of a build folder, built unless it exists. Raises SandboxFailure."""
-    bases = [_identify_base(engine, each) for each in list_base_images(folder / "Dockerfile")]
+    """Return the name of the image of a build folder, which is built unless it exists.
+
+    Args:
+        network: True if commands of the Dockerfile may use the network.
+        timeout: seconds for the build.
+
+    Raises:
+        SandboxFailure: a base image is missing, or the build fails.
+    """
+    bases = [_identify_base(engine, base) for base in list_base_images(folder / "Dockerfile")]
     image = f"{NAME}:{digest_folder(folder, *bases)[:24]}"
     with alone(find_cache_root() / "containers" / f"{image.rpartition(':')[2]}.lock", f"building {image}"):
         if not find_image_problem(engine.name, image):
@@ -47,15 +55,15 @@ def build_image(engine: ContainerEngine, folder: Path, *, network: bool, timeout
         argv += ["--pull=never"] if engine.name == "podman" else []  # docker pulls what is missing: none is
         argv += ["--network", "host" if network else "none", str(folder)]
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SandboxFailure(f"the image of {folder} cannot be built: {error}", retryable=False) from error
-    if done.returncode:
-        words = done.stdout.decode(errors="replace").strip()[-SHOWN:]
+    if result.returncode:
+        output = result.stdout.decode(errors="replace").strip()[-SHOWN:]
         hint = "" if network else " (its commands have no network: `container.build_network: true` gives it)"
-        raise SandboxFailure(f"the image of {folder} cannot be built{hint}:\n{words}", retryable=False)
+        raise SandboxFailure(f"the image of {folder} cannot be built{hint}:\n{output}", retryable=False)
     return image
 
 
@@ -63,18 +71,19 @@ def list_base_images(file: Path) -> list[str]:
     """Return the images of a Dockerfile's FROM lines, without stages of the file. Raises SandboxFailure."""
     stages, images = {"scratch"}, []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        words = [each for each in line.split() if not each.startswith("--")]
+        words = [word for word in line.split() if not word.startswith("--")]
         if len(words) < 2 or words[0].upper() != "FROM":
             continue
         if "$" in words[1]:
             raise SandboxFailure(f"{file}: a base image by an argument ({words[1]}) is not supported", retryable=False)
         if words[1].lower() not in stages:
             images.append(words[1])
-        stages |= {each.lower() for each in words[3:4]}
+        stages |= {word.lower() for word in words[3:4]}  # the name after `FROM image AS`
     return images
 
 
 def _identify_base(engine: ContainerEngine, image: str) -> str:
+    """Return the id of a base image, which changes with its content. Raises SandboxFailure if it is missing."""
     require_image(engine, image)
     return run_engine(engine.program, "image", "inspect", "--format", "{{.Id}}", image).stdout.decode().strip()
 

@@ -129,12 +129,12 @@ class LivingContainer(ABC):
             running = RunningCommand(CommandSpec(command, self.folder, variables, timeout, {}, output, stdin))
         except OSError as error:
             raise SandboxFailure(f"no process could be started: {error}") from error
-        waiting = asyncio.get_running_loop().run_in_executor(None, running.wait)
+        end_future = asyncio.get_running_loop().run_in_executor(None, running.wait)
         try:
-            ended = await asyncio.shield(waiting)
+            ended = await asyncio.shield(end_future)
         except asyncio.CancelledError:
             running.stop()
-            await asyncio.wait([waiting])
+            await asyncio.wait([end_future])
             raise
         if ended.ended_by:
             await asyncio.to_thread(self._kill_command)
@@ -151,7 +151,7 @@ class LivingContainer(ABC):
 
     def spell_spaces(self) -> str:
         """Return the noted namespaces as an argument of `enter.py`."""
-        return ",".join(f"{name}={number}" for name, number in self._spaces.items())
+        return ",".join(f"{name}={inode}" for name, inode in self._spaces.items())
 
     def put(self, bundle: FileBundle) -> None:
         """Write the files into the container, owned by root. Raises SandboxFailure."""
@@ -169,22 +169,22 @@ class LivingContainer(ABC):
             ValueError: it is no regular file, or larger than `most` bytes.
             SandboxFailure: the container has ended.
         """
-        done = self._run_inside("get", path, str(most), allowed=(enter.MISSING, enter.UNREADABLE))
-        if done.returncode == enter.UNREADABLE:
+        result = self._run_inside("get", path, str(most), allowed=(enter.MISSING, enter.UNREADABLE))
+        if result.returncode == enter.UNREADABLE:
             raise ValueError(f"{path} is no regular file of at most {most} bytes")
-        return None if done.returncode == enter.MISSING else done.stdout
+        return None if result.returncode == enter.MISSING else result.stdout
 
     @asynccontextmanager
     async def serve_gateway(self, base_url: str) -> AsyncIterator[None]:
         """Serve the host's gateway inside, on the loopback address and the gateway's port, during the block."""
         address = urlsplit(base_url)
         host, port = address.hostname or "127.0.0.1", address.port or 80
-        listening = await asyncio.to_thread(self.listen, port)
+        listener = await asyncio.to_thread(self.listen, port)
 
         async def connect() -> Streams:
             return await asyncio.open_connection(host, port)
 
-        server = await asyncio.start_server(make_forwarder(connect), sock=listening)
+        server = await asyncio.start_server(make_forwarder(connect), sock=listener)
         try:
             yield
         finally:
@@ -214,13 +214,13 @@ class LivingContainer(ABC):
                 raise SandboxFailure(f"the container's network cannot be entered: {error}") from error
 
     def count_network_attempts(self) -> int:
-        """Return how many packets or connections of the last command had no way out of the container."""
+        """Return how many packets or connections had no way out of the container since the last call."""
         total = self._read_refused()
-        fresh, self._attempts_before = total - self._attempts_before, total
-        return fresh
+        new_attempts, self._attempts_before = total - self._attempts_before, total
+        return new_attempts
 
     def count_processes(self) -> int:
-        """Return the number of processes inside, without those of the container itself."""
+        """Return the number of processes inside, without the two of the container itself."""
         return len(self._list_processes()) - 2
 
     def count_memory_kills(self) -> int:
@@ -241,10 +241,11 @@ class LivingContainer(ABC):
             with suppress(OSError):
                 rows = [row.split() for row in Path(f"/proc/{self.pid}/net/{name}").read_text().splitlines()]
                 counters = {row[0]: row[-1] for row in rows if name == "snmp6"}
+                # `snmp` has a line of labels before each line of values, both beginning with the protocol's name.
                 for head, values in zip(rows[::2], rows[1::2], strict=True) if name == "snmp" else ():
-                    counters |= {f"{head[0][:-1]}{each}": value for each, value in zip(head, values, strict=True)}
-                for each in ("IpOutNoRoutes", "UdpNoPorts", "Ip6OutNoRoutes", "Udp6NoPorts"):
-                    total += int(counters.get(each, 0))
+                    counters |= {f"{head[0][:-1]}{label}": value for label, value in zip(head, values, strict=True)}
+                for counter in ("IpOutNoRoutes", "UdpNoPorts", "Ip6OutNoRoutes", "Udp6NoPorts"):
+                    total += int(counters.get(counter, 0))
         return total
 
     def _list_processes(self) -> dict[int, int]:
@@ -263,29 +264,41 @@ class LivingContainer(ABC):
         deadline = time.monotonic() + KILL_TIMEOUT_S
         while True:
             parents = self._list_processes()
+            # A process that entered from outside has a parent outside of the container.
             doomed = {pid for pid, parent in parents.items() if parent not in parents and pid != self.pid}
-            while more := {pid for pid, parent in parents.items() if parent in doomed} - doomed:
-                doomed |= more
+            while children := {pid for pid, parent in parents.items() if parent in doomed} - doomed:
+                doomed |= children
             if not doomed:
                 return
             if time.monotonic() > deadline:
                 raise SandboxFailure(f"{len(doomed)} processes in the container cannot be killed")
-            for number in (signal.SIGSTOP, signal.SIGKILL):
+            # All are stopped first, so that none can start another process meanwhile.
+            for signal_number in (signal.SIGSTOP, signal.SIGKILL):
                 for pid in doomed:
                     with suppress(ProcessLookupError):
-                        os.kill(pid, number)
+                        os.kill(pid, signal_number)
             time.sleep(0.02)
 
     def _run_inside(
         self,
-        *words: str,
+        *arguments: str,
         stdin: IO[bytes] | None = None,
         passed: tuple[int, ...] = (),
         allowed: tuple[int, ...] = (),
     ) -> subprocess.CompletedProcess[bytes]:
-        argv = [sys.executable, "-I", "-S", enter.__file__, str(self.pid), self.spell_spaces(), *words]
+        """Run an operation of `enter.py` in the container's namespaces and return its result.
+
+        Args:
+            arguments: the operation and its arguments.
+            passed: descriptors that it inherits.
+            allowed: exit codes besides 0 that are no failure.
+
+        Raises:
+            SandboxFailure: the container has ended, or the operation failed.
+        """
+        argv = [sys.executable, "-I", "-S", enter.__file__, str(self.pid), self.spell_spaces(), *arguments]
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 argv,
                 stdin=stdin or subprocess.DEVNULL,
                 capture_output=True,
@@ -295,8 +308,8 @@ class LivingContainer(ABC):
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SandboxFailure(f"the container cannot be entered: {error}") from error
-        if done.returncode and done.returncode not in allowed:
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            reason = "it has ended" if done.returncode == enter.GONE else "".join(last)
-            raise SandboxFailure(f"the container cannot be entered ({words[0]}): {reason}")
-        return done
+        if result.returncode and result.returncode not in allowed:
+            last_line = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            reason = "it has ended" if result.returncode == enter.GONE else "".join(last_line)
+            raise SandboxFailure(f"the container cannot be entered ({arguments[0]}): {reason}")
+        return result

@@ -44,9 +44,9 @@ def choose_engine(name: str) -> str:
     """Return the engine for `container.engine`: the first one installed for `auto`. Raises SandboxFailure."""
     if name != "auto":
         return name
-    for each in ("podman", "docker"):
-        if shutil.which(each):
-            return each
+    for engine in ("podman", "docker"):
+        if shutil.which(engine):
+            return engine
     if find_bubblewrap() is not None:
         return "bubblewrap"
     raise SandboxFailure("neither podman nor docker nor bubblewrap is installed", retryable=False)

@@ -76,15 +76,15 @@ class ContainerSettings(BaseModel):
     def find_mounts(self, config: Any) -> dict[str, str]:
         """Map existing paths of the host to their paths inside. Raises ConfigError."""
         base, mounts = get_base_folder(config), {}
-        for each in self.mounts:
-            host, _, inside = each.partition(":")
+        for mount in self.mounts:
+            host, _, path_inside = mount.partition(":")
             path = (base / Path(host).expanduser()).absolute()
-            if not path.exists() or not (inside or str(path)).startswith("/"):
+            if not path.exists() or not (path_inside or str(path)).startswith("/"):
                 raise ConfigError(
-                    f"The mount {each} cannot be made.",
+                    f"The mount {mount} cannot be made.",
                     where=f"{SECTION}.mounts",
                     expected="an existing path, relative to the YAML's folder, and optionally an absolute path inside",
                     do=f"{path} does not exist" if not path.exists() else "begin the path inside with /",
                 )
-            mounts[str(path)] = inside or str(path)
+            mounts[str(path)] = path_inside or str(path)
         return mounts

@@ -51,17 +51,25 @@ class HarborReader:
         return bool(self._paths[split])
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Return the tasks of a split. Raises TaskError."""
-        name = f"{KEY}.{'path' if split == 'train' else 'validation'}"
+        """Return the tasks of a split, sorted by folder name.
+
+        Raises:
+            TaskError: no folder is set, it contains no tasks, or a task cannot be used.
+        """
+        key_name = f"{KEY}.{'path' if split == 'train' else 'validation'}"
         path = self._paths[split]
         if not path:
-            raise TaskError(f"No folder is set for the {split} tasks.", where=name)
-        top = require_place(path, self._base, key=name, what="folder of Harbor tasks").absolute()
+            raise TaskError(f"No folder is set for the {split} tasks.", where=key_name)
+        top = require_place(path, self._base, key=key_name, what="folder of Harbor tasks").absolute()
         folders = [top] if is_task_folder(top) else sorted(filter(is_task_folder, top.iterdir()))
         if not folders:
-            raise TaskError(f"The folder {top} has no tasks.", where=name, expected="folders with a task.toml")
+            raise TaskError(f"The folder {top} has no tasks.", where=key_name, expected="folders with a task.toml")
         harbor_tasks = [HarborTask.read(folder) for folder in folders]
         return [
-            Task(main_query=each.instruction, task_id=each.folder.name, metadata={"folder": str(each.folder)})
-            for each in harbor_tasks
+            Task(
+                main_query=harbor_task.instruction,
+                task_id=harbor_task.folder.name,
+                metadata={"folder": str(harbor_task.folder)},
+            )
+            for harbor_task in harbor_tasks
         ]

@@ -137,22 +137,23 @@ def resolve_variables(variables: dict[str, str], folder: Path) -> dict[str, str]
 
 
 def _parse_table(file: Path) -> TaskTable:
+    """Read and validate a task.toml. Raises TaskError that names the file and the first wrong key."""
     try:
         return TaskTable.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise TaskError(f"A task file cannot be read: {error}.", where=str(file)) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        raise TaskError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}.", where=str(file)) from None
+        first_error = error.errors()[0]
+        raise TaskError(f"{'.'.join(map(str, first_error['loc']))}: {first_error['msg']}.", where=str(file)) from None
 
 
 def _refuse_unsupported(folder: Path, table: TaskTable) -> None:
     """Raise TaskError for the first thing of the task that ajet does not do."""
     environment, verifier = table.environment, table.verifier
     modes = (environment.network_mode, table.agent.network_mode, verifier.network_mode)
-    version = tuple(int(each) for each in re.findall(r"\d+", table.schema_version)[:2])
+    version = tuple(int(part) for part in re.findall(r"\d+", table.schema_version)[:2])
     has_image = environment.docker_image or (folder / "environment" / "Dockerfile").is_file()
-    refused = {
+    unsupported = {
         f"schema_version {table.schema_version}": version > SCHEMA,
         "steps": table.steps or (folder / "steps").is_dir(),
         "an environment/docker-compose.yaml": any((folder / "environment").glob("docker-compose.y*ml")),
@@ -169,7 +170,7 @@ def _refuse_unsupported(folder: Path, table: TaskTable) -> None:
         "a .harborignore": any(folder.rglob(".harborignore")),
         "an environment without docker_image and Dockerfile": not has_image,
     }
-    for feature, is_present in refused.items():
+    for feature, is_present in unsupported.items():
         if is_present:
             raise TaskError(
                 f"A task has {feature}, which ajet does not support.",

@@ -32,7 +32,7 @@ async def verify(container: LivingContainer, task: HarborTask) -> tuple[dict[str
     """
     await asyncio.to_thread(_put_tests, container, task)
     table = task.table.verifier
-    container.count_network_attempts()
+    container.count_network_attempts()  # attempts before the verifier do not count as its own
     ended = await container.run(
         ["bash", "-c", f"(/tests/test.sh) > {PRINTED} 2>&1"],
         environment=resolve_variables(table.env, task.folder),
@@ -87,6 +87,7 @@ def choose_reward(rewards: dict[str, float]) -> float:
 
 
 def _put_tests(container: LivingContainer, task: HarborTask) -> None:
+    """Remove the reward files that the agent may have written, and put the task's tests into the container."""
     container.remove(REWARD_JSON, REWARD_TEXT, PRINTED)
     bundle = FileBundle()
     bundle.add_folder(LOGS, 0o777)
@@ -96,6 +97,7 @@ def _put_tests(container: LivingContainer, task: HarborTask) -> None:
 
 
 def _read_printed(container: LivingContainer) -> str:
+    """Return what the verifier printed, or a note in brackets if that is too long."""
     try:
         return (container.get(PRINTED, PRINTED_BYTES) or b"").decode(errors="replace")
     except ValueError as error:

@@ -72,7 +72,10 @@ class HarborWorkflow(Workflow):
         """Return the settings of the command. Raises ConfigError."""
         settings = CommandSettings.read(config, cls.section)
         limits = settings.limits.model_fields_set - {"output_mb"}
-        unused = [*(name for name in UNUSED if name in settings.model_fields_set), *(f"limits.{e}" for e in limits)]
+        unused = [
+            *(name for name in UNUSED if name in settings.model_fields_set),
+            *(f"limits.{limit}" for limit in limits),
+        ]
         if unused:
             raise ConfigError(
                 f"{cls.section}.{unused[0]} has no effect on an agent in a container.",
@@ -99,7 +102,7 @@ class HarborWorkflow(Workflow):
                 workdir = task.table.environment.workdir or os.readlink(f"/proc/{container.pid}/cwd")
                 agent = _AgentCommand(settings, workflow_task, endpoint, tuner.config, workdir)
                 await prepare(container, task, agent.files())
-                container.count_network_attempts()
+                container.count_network_attempts()  # attempts of the health check do not count as the agent's
                 ended = await agent.run(container, task)
             answer = await asyncio.to_thread(agent.read_answer, container, ended)
             flags = await asyncio.to_thread(observe_agent, container, ended)
@@ -183,6 +186,7 @@ class _AgentCommand:
         self, settings: CommandSettings, workflow_task: WorkflowTask, endpoint: Endpoint, config: Any, workdir: str
     ) -> None:
         self._settings, self._task, self._workdir = settings, workflow_task.task, workdir
+        # Inside the container the gateway listens on the loopback address, at the same port and path.
         address = urlsplit(endpoint.base_url)
         self._endpoint = replace(endpoint, base_url=f"http://127.0.0.1:{address.port or 80}{address.path}")
         self._values = list_episode_values(workflow_task, self._endpoint, config) | {
@@ -210,7 +214,7 @@ class _AgentCommand:
         """
         settings, table = self._settings, task.table.agent
         command = [fill_placeholders(word, self._values) for word in settings.command]
-        kills = container.count_memory_kills()
+        kills_before = container.count_memory_kills()
         ended = await container.run(
             command,
             environment=self._build_environment(container.read_variable("PATH")),
@@ -221,7 +225,7 @@ class _AgentCommand:
             output=int(settings.limits.output_mb * (1 << 20)),
         )
         ended.redact(self._endpoint.api_key)
-        if ended.code == KILLED and container.count_memory_kills() > kills:
+        if ended.code == KILLED and container.count_memory_kills() > kills_before:
             raise SandboxFailure("the agent's command was killed, because the container's memory was full")
         self._raise_unless_ended(ended, command[0])
         return ended
@@ -230,6 +234,7 @@ class _AgentCommand:
         """Return the agent's answer by `command_agent.answer`."""
 
         def read_file(name: str) -> str:
+            """Return the text of a file in the container; "" if it is missing. Raises AgentFailure."""
             try:
                 return (container.get(self._resolve_path(name), ANSWER_BYTES) or b"").decode(errors="replace")
             except ValueError as error:
@@ -258,19 +263,22 @@ class _AgentCommand:
         return {name: value for name, value in variables.items() if value is not None}
 
     def _raise_unless_ended(self, ended: Ended, program: str) -> None:
-        """Raise AgentFailure unless the verifier may judge what the agent left."""
+        """Raise AgentFailure if the command was not started, wrote too much, or ended in a way that the YAML refuses.
+
+        By default an agent that failed or reached its time limit is verified all the same.
+        """
         settings = self._settings
         set_keys = settings.model_fields_set
-        last = ended.format_last_output()
+        last_output = ended.format_last_output()
         is_missing = ended.code in NOT_STARTED and ("OCI runtime" in ended.stderr or NOT_EXECUTED in ended.stderr)
         if ended.problem or is_missing:
             raise AgentFailure(
-                f"{program} could not be run in the container{f': {ended.problem}' if ended.problem else last}"
+                f"{program} could not be run in the container{f': {ended.problem}' if ended.problem else last_output}"
             )
         if ended.ended_by == "output":
             raise AgentFailure(f"{program} wrote more than {settings.limits.output_mb:g} MB (limits.output_mb)")
         if ended.ended_by == "timeout":
             if "on_timeout" in set_keys and settings.on_timeout == "fail":
-                raise AgentFailure(f"{program} did not end in time{last}")
+                raise AgentFailure(f"{program} did not end in time{last_output}")
         elif "exit_codes" in set_keys and settings.exit_codes != "any" and ended.code not in settings.exit_codes:
-            raise AgentFailure(f"{program} ended with exit code {ended.code}{last}")
+            raise AgentFailure(f"{program} ended with exit code {ended.code}{last_output}")
