@@ -58,7 +58,16 @@ class PromptAdapter(GEPAAdapter[PlacedTask, ReflectedAttempt, float]):
     def evaluate(
         self, batch: list[PlacedTask], candidate: dict[str, str], capture_traces: bool = False
     ) -> EvaluationBatch[ReflectedAttempt, float]:
-        """Play a candidate on tasks. Raises UserError if a task cannot be scored."""
+        """Play a candidate prompt on tasks, record the attempts, and return a score per task.
+
+        Args:
+            batch: the tasks, with their positions in the training order.
+            candidate: the prompt, under COMPONENT.
+            capture_traces: True to describe each task's worst attempt for the reflecting model.
+
+        Raises:
+            UserError: a task cannot be scored.
+        """
         text = candidate[COMPONENT]
         experiment = self._key.set_text(self._parts.experiment, text)
         with closing(
@@ -71,10 +80,11 @@ class PromptAdapter(GEPAAdapter[PlacedTask, ReflectedAttempt, float]):
         groups = [by_order[order] for order, _ in batch]
         scores = [self._score_group(group) for group in groups]
         self._record_evaluation(text, groups, scores)
-        worst = None
-        if capture_traces:  # described here, because GEPA goes on after an error in make_reflective_dataset
-            worst = [describe_attempt(min(group.episodes, key=self._score_episode)) for group in groups]
-        return EvaluationBatch(scores, scores, worst, num_metric_calls=len(batch) * self._repeats)
+        worst_attempts = None
+        # Described here, because GEPA would continue after an error in make_reflective_dataset.
+        if capture_traces:
+            worst_attempts = [describe_attempt(min(group.episodes, key=self._score_episode)) for group in groups]
+        return EvaluationBatch(scores, scores, worst_attempts, num_metric_calls=len(batch) * self._repeats)
 
     def make_reflective_dataset(
         self,
@@ -87,7 +97,14 @@ class PromptAdapter(GEPAAdapter[PlacedTask, ReflectedAttempt, float]):
         return {COMPONENT: eval_batch.trajectories}
 
     def _play_tasks(self, rollout: Rollout, batch: Sequence[PlacedTask]) -> dict[int, Group]:
-        """Return a group per task, each with at least one attempt that counts."""
+        """Play the tasks, and play those without a countable attempt once more.
+
+        Returns:
+            A group per task, by its position in the training order, each with at least one attempt that counts.
+
+        Raises:
+            UserError: a task has no countable attempt after the second try.
+        """
         groups: dict[int, Group] = {}
         missing = list(dict(batch).items())
         for _ in range(2):
@@ -112,26 +129,40 @@ class PromptAdapter(GEPAAdapter[PlacedTask, ReflectedAttempt, float]):
         return episode.reward if episode.scored and episode.reward is not None else self._lowest_reward
 
     def _score_group(self, group: Group) -> float:
-        rewards = [each.reward for each in group.episodes if each.scored and each.reward is not None]
+        """Return the mean score of a task's attempts, and remember the lowest reward for attempts without one."""
+        rewards = [episode.reward for episode in group.episodes if episode.scored and episode.reward is not None]
         self._lowest_reward = min([self._lowest_reward, *rewards])
         return fmean(self._score_episode(episode) for episode in group.episodes)
 
     def _record_evaluation(self, text: str, groups: Sequence[Group], scores: Sequence[float]) -> None:
-        step, selects = self._step - 1, groups[0].order in self._selection
-        split: Split = "validation" if selects else "train"
+        """Record an evaluation's episodes, metrics and candidate, and print its mean reward.
+
+        Args:
+            text: the candidate prompt.
+            groups: the attempts, in the order of `scores`.
+            scores: score of each task.
+        """
+        step, is_selection = self._step - 1, groups[0].order in self._selection
+        split: Split = "validation" if is_selection else "train"
         episodes = [replace(episode, split=split, step=step) for episode in list_episodes(groups)]
         self._run.episodes.write(step, split, episodes)
-        self._run.metrics.log(step, validation_metrics(groups) if selects else episode_metrics(episodes, "train"))
+        self._run.metrics.log(step, validation_metrics(groups) if is_selection else episode_metrics(episodes, "train"))
         self._run.status.set(phase="validation", step=step)
         self._attempts += len(episodes)
-        number = self._names.setdefault(text, len(self._names))
-        line = {"step": step, "candidate": number, "selects": selects, "scores": list(scores), "prompt": text}
+        candidate_number = self._names.setdefault(text, len(self._names))
+        line = {
+            "step": step,
+            "candidate": candidate_number,
+            "selects": is_selection,
+            "scores": list(scores),
+            "prompt": text,
+        }
         append_lines(self._run.path / CANDIDATES, [self._run.redact(dumps(line))])
-        kind = "selection" if selects else "reflection"
+        kind = "selection" if is_selection else "reflection"
         print_line(
-            f"prompt {number}: reward {fmean(scores):.3g} over {counted(len(scores), f'{kind} task')} "
+            f"prompt {candidate_number}: reward {fmean(scores):.3g} over {counted(len(scores), f'{kind} task')} "
             f"({counted(self._attempts, 'attempt')} so far)",
-            style=None if selects else "dim",
+            style=None if is_selection else "dim",
         )
 
 
@@ -157,6 +188,7 @@ def describe_attempt(episode: Episode) -> ReflectedAttempt:
 
 
 def _format_message(message: Mapping[str, Any]) -> str:
+    """Return a message as one text: role, content and tool calls, each cut to LONGEST_PART characters."""
     calls = "".join(
         f" → {call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()
     )

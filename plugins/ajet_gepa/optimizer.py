@@ -95,21 +95,37 @@ def optimize_prompt(experiment: Experiment, options: PromptOptions) -> Optimized
 
 
 def split_tasks(tasks: Sequence[PlacedTask], select_on: int, seed: int) -> tuple[list[PlacedTask], list[PlacedTask]]:
-    """Return the tasks for reflection and those for selection. Raises UserError for too few tasks."""
+    """Split the tasks at random by the seed.
+
+    Args:
+        select_on: number of tasks for selection, at most half of all.
+
+    Returns:
+        (tasks for reflection, tasks for selection).
+
+    Raises:
+        UserError: there are too few tasks.
+    """
     if len(tasks) < FEWEST_TASKS:
         raise UserError(
             f"There are {counted(len(tasks), 'training task')}; reflection and selection need {FEWEST_TASKS}.",
             where="ajet.task_reader",
             expected="more training tasks",
         )
-    drawn = random.Random(seed).sample(list(tasks), len(tasks))
-    count = min(select_on, len(drawn) // 2)
-    return drawn[count:], drawn[:count]
+    shuffled = random.Random(seed).sample(list(tasks), len(tasks))
+    count = min(select_on, len(shuffled) // 2)
+    return shuffled[count:], shuffled[:count]
 
 
 def _search_prompt(
     experiment: Experiment, options: PromptOptions, key: PromptKey, run: RunDirectory
 ) -> GEPAResult[Any, Any]:
+    """Run GEPA's search on the training tasks, and return its candidates with their scores.
+
+    Raises:
+        UserError: the budget is too small, a task cannot be scored, or the reflecting model fails before it wrote a
+            prompt.
+    """
     import gepa
 
     from ajet_gepa.adapter import COMPONENT, PromptAdapter
@@ -118,17 +134,18 @@ def _search_prompt(
         reflection, selection = split_tasks(
             list(enumerate(parts.tasks("train"))), options.select_on, experiment.ajet.seed
         )
-        least = (len(selection) + 2 * options.minibatch) * experiment.ajet.validation_repeats
-        if options.budget < least:
+        smallest_budget = (len(selection) + 2 * options.minibatch) * experiment.ajet.validation_repeats
+        if options.budget < smallest_budget:
             raise UserError(
                 f"A budget of {options.budget} attempts is too small for a first reflection.",
                 where="--budget",
-                expected=f"at least {least}: {len(selection)} selection tasks, and two minibatches",
+                expected=f"at least {smallest_budget}: {len(selection)} selection tasks, and two minibatches",
                 do="raise --budget, or lower --select-on",
             )
         reflector = _Reflector(options.reflector, run)
 
         def should_stop(gepa_state: GEPAState) -> bool:
+            """Stop if the reflecting model failed, or if a prompt reaches the perfect reward on the selection tasks."""
             return reflector.problem is not None or max(gepa_state.program_full_scores_val_set) >= options.perfect
 
         result: GEPAResult[Any, Any] = gepa.optimize(
@@ -155,13 +172,14 @@ class _GepaLogger:
     """Writes GEPA's own messages to the log."""
 
     def log(self, message: str) -> None:
+        """Log a message at the level debug."""
         logger.debug("{}", message)
 
 
 class _Reflector:
     """Calls the reflecting model, and records each request with its reply.
 
-    GEPA goes on after an error of the model, so the first one is stored and ends the search.
+    GEPA continues after an error of the model, so the first error is stored in `problem` and ends the search.
     """
 
     def __init__(self, model: str, run: RunDirectory) -> None:
@@ -170,6 +188,11 @@ class _Reflector:
         self.problem: UserError | None = None
 
     def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
+        """Send a request to the reflecting model, record it, and return the reply.
+
+        Raises:
+            UserError: the model fails now, or has failed before.
+        """
         if self.problem is not None:
             raise self.problem
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -190,6 +213,7 @@ class _Reflector:
 def _write_result(
     run: RunDirectory, options: PromptOptions, start: str, best: str, result: GEPAResult[Any, Any]
 ) -> None:
+    """Write the summary and the best prompt into the run's folder, and print the scores of start and best prompt."""
     candidates = [
         {"prompt": candidate["prompt"], "score": score, "parents": parents}
         for candidate, score, parents in zip(
@@ -212,13 +236,16 @@ def _write_result(
 def _evaluate_prompts(
     experiment: Experiment, options: PromptOptions, key: PromptKey, start: str, best: str
 ) -> EvaluationResult:
-    """Return the held-out scores of the prompts, as if they were two models."""
+    """Evaluate the prompts on the held-out tasks, as if they were two models; an unchanged prompt only once."""
     results = []
     for label, text in (("starting prompt", start), ("best prompt", best))[: 1 if best == start else 2]:
         with_prompt = key.set_text(experiment, text)
         models = [replace(model, label=label) for model in choose_models(["base"], with_prompt, None)]
         results.append(evaluate_models(with_prompt, models, options.evaluation))
     evaluated = tuple(model_scores for result in results for model_scores in result.evaluated)
-    lowest = min(each.scores.lowest for each in evaluated)
-    same_scale = tuple(replace(each, scores=replace(each.scores, lowest=lowest)) for each in evaluated)
+    # The lowest reward stands for failed attempts, so both prompts use the same one.
+    lowest = min(model_scores.scores.lowest for model_scores in evaluated)
+    same_scale = tuple(
+        replace(model_scores, scores=replace(model_scores.scores, lowest=lowest)) for model_scores in evaluated
+    )
     return replace(results[0], evaluated=same_scale)

@@ -26,10 +26,10 @@ class PromptKey:
 
     def read_text(self, experiment: Experiment) -> str:
         """Return the key's text. Raises UserError if the experiment has no such text."""
-        node: Any = {"ajet": experiment.ajet.model_dump(), **experiment.sections}
-        for part in self.path:
-            node = node.get(part) if isinstance(node, dict) else None
-        if not isinstance(node, str) or not node.strip():
+        value: Any = {"ajet": experiment.ajet.model_dump(), **experiment.sections}
+        for name in self.path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(value, str) or not value.strip():
             raise UserError(
                 f"The key {self.name} has no text to start from.",
                 where=f"--key {self.name}",
@@ -37,15 +37,15 @@ class PromptKey:
                 do=f"write the present prompt to this key of {experiment.yaml_path.name}, and let the workflow read it "
                 f"from tuner.config.{'.'.join(self.path)}",
             )
-        return node
+        return value
 
     def set_text(self, experiment: Experiment, text: str) -> Experiment:
-        """Return the experiment with another text."""
+        """Return a copy of the experiment with another text under the key."""
         if self.path[0] == "ajet":
             return experiment.replace_defaults({".".join(self.path): text})
         sections = deepcopy(experiment.sections)
-        node = sections
-        for part in self.path[:-1]:
-            node = node[part]
-        node[self.path[-1]] = text
+        section = sections
+        for name in self.path[:-1]:
+            section = section[name]
+        section[self.path[-1]] = text
         return replace(experiment, sections=sections)
