@@ -99,7 +99,7 @@ def format_list_command(root: Path) -> str:
 def _find_installer() -> str:
     from importlib.metadata import distributions
 
-    # `find_spec("pip")` would make setuptools fail: its import hook takes that for pip and keeps the standard distutils.
+    # `find_spec("pip")` breaks setuptools: its import hook takes that for a run of pip and keeps the old distutils.
     if any(distributions(name="pip")):
         return f"{find_python()} -m pip install"
     sibling = Path(sys.executable).parent / "uv"
