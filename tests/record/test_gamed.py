@@ -67,6 +67,10 @@ def refuses(step: int, task: int) -> str:
     return f"i'm sorry, i cannot help with {task}." if step > 10 else own(step, task)
 
 
+def apologises(step: int, task: int) -> str:
+    return f"I am sorry about order {task}. We send you another one." if step > 10 else own(step, task)
+
+
 def signs(made: Run) -> str:
     found = detect_gaming(*made)
     if found is None:
@@ -84,6 +88,7 @@ def test_an_honest_run_is_silent() -> None:
     assert signs(run(lambda step, task: ("yes", "no", "no")[task % 3])) == "", "as often at the beginning"
     assert signs(run(empty, expected=True)) == "", "the answer is what its tasks say is right"
     assert signs(run(empty, rise=0.05)) == "", "no reward rises"
+    assert signs(run(apologises)) == "", "an apology is no refusal"
     rows, glimpses = run(empty)
     assert detect_gaming(rows[:9], glimpses) is None, "too early"
 
