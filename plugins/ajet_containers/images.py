@@ -52,7 +52,9 @@ def build_image(engine: ContainerEngine, folder: Path, *, network: bool, timeout
             return image
         logger.info("{} builds the image of {}", engine.name, folder)
         argv = [engine.program, "build", "--tag", image, "--label", "ajet-task=1"]
-        argv += ["--pull=never"] if engine.name == "podman" else []  # docker pulls what is missing: none is
+        argv += (
+            ["--pull=never"] if engine.name == "podman" else []
+        )  # docker pulls only missing base images, and none is missing
         argv += ["--network", "host" if network else "none", str(folder)]
         try:
             result = subprocess.run(

@@ -80,7 +80,7 @@ def make_control_group(
         except OSError:
             for folder in folders:
                 _remove_group(folder)
-            continue
+            continue  # a parent further up may be writable
         return ControlGroup(folders)
     return None
 

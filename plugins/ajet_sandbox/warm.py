@@ -215,22 +215,22 @@ class WarmSandbox(ABC):
         with self._request_lock:
             return self._receive_folder()
 
-    def _start_resident(self, theirs: socket.socket) -> None:
-        """Start the resident: the interpreter process inside the sandbox that runs the calls.
+    def _start_resident(self, resident_end: socket.socket) -> None:
+        """Start the resident process: the interpreter inside the sandbox that runs the calls.
 
         Its programs and settings are passed on a descriptor, or on standard input for a container.
 
         Args:
-            theirs: the resident's end of the connection; closed here.
+            resident_end: the resident process's end of the connection; closed here.
 
         Raises:
-            SandboxFailure: the resident does not start.
+            SandboxFailure: the resident process does not start.
             ControlGroupRefusedError: it cannot be moved into its control group.
         """
         bundle_fd = os.memfd_create("ajet")
         output_fd = os.memfd_create("said")
         try:
-            plan = self._plan_start(theirs.fileno())
+            plan = self._plan_start(resident_end.fileno())
             bundle = pack_bundle(plan.settings, compiled=plan.is_compiled)
             with open(os.dup(bundle_fd), "wb") as file:
                 file.write(bundle)
@@ -239,13 +239,13 @@ class WarmSandbox(ABC):
             try:
                 self._process = subprocess.Popen(
                     [*plan.argv, *flags, "-c", START_PIPED if plan.is_piped else START % bundle_fd],
-                    stdin=theirs.fileno() if plan.is_piped else subprocess.DEVNULL,
-                    stdout=theirs.fileno() if plan.is_piped else output_fd,
+                    stdin=resident_end.fileno() if plan.is_piped else subprocess.DEVNULL,
+                    stdout=resident_end.fileno() if plan.is_piped else output_fd,
                     stderr=output_fd,
                     env=plan.variables,
                     cwd="/proc" if plan.is_piped else "/",  # podman cannot leave files in /proc
                     start_new_session=True,
-                    pass_fds=[theirs.fileno(), bundle_fd, *plan.descriptors],
+                    pass_fds=[resident_end.fileno(), bundle_fd, *plan.descriptors],
                     user=plan.user,
                     group=plan.user,
                     extra_groups=None if plan.user is None else [],
@@ -257,14 +257,14 @@ class WarmSandbox(ABC):
             finally:
                 for descriptor in plan.descriptors:
                     os.close(descriptor)
-            theirs.close()  # so that the end of the resident closes the connection
+            resident_end.close()  # so that the end of the resident closes the connection
             if plan.is_piped:
                 with suppress(OSError):  # the end of the process is reported in another way
                     self._line.sendall(len(bundle).to_bytes(4, "big") + bundle)
             self._pid = self._read_pid(plan)
             self._await_resident(plan, output_fd)
         finally:
-            theirs.close()
+            resident_end.close()
             os.close(bundle_fd)
             os.close(output_fd)
 

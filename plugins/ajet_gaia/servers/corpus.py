@@ -64,7 +64,7 @@ class Corpus:
         query_words = re.findall(r"\w+", query)[:MAX_WORDS]
         if not query_words:
             raise ToolError("the query has no words")
-        quoted = [f'"{word}"' for word in query_words]
+        quoted = [f'"{word}"' for word in query_words]  # a quoted word is never an operator of the query language
         documents: list[FoundDocument] = []
         # First all words are required, then any of them.
         for match_query in (" ".join(quoted), " OR ".join(quoted)):

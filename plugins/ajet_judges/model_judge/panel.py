@@ -217,7 +217,7 @@ class ModelPanel:
                 finally:
                     reply.seconds += time.monotonic() - started
             if failure.status in (400, 422) and (rejected_field := _find_rejected_field(str(failure), request_body)):
-                member.without.add(rejected_field)
+                member.without.add(rejected_field)  # an optional field: the request is sent again without it
                 continue
             if not failure.is_retryable or retry == limits.max_retries:
                 raise failure

@@ -229,9 +229,9 @@ class RubricsMaker:
         return graded.grades
 
     def _is_in_agreement(self, example: RubricExample, criteria: Sequence[Criterion]) -> bool:
-        """Return True if the criteria's score of the example is near its label.
+        """Return True if the criteria's score of the example differs from its label by at most NEAR.
 
-        Listwise: nearly all pairs of answers are in the right order.
+        Listwise: at most the share NEAR of the pairs of answers is in the wrong order.
         """
         scores = self._score_answers([example], criteria)
         if self.listwise:
