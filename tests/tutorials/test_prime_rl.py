@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 
 from ajet.config import load_experiment, resolve_reference
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from tests.docs.snippets import ROOT
+from tests.support.ajet_process import environment
 from tests.support.tutorial_runs import TUTORIALS, learned, prints, taught
 from tests.support.workflow_fixtures import scene
 
@@ -80,18 +84,19 @@ def test_wordle_marks_each_letter_once(guess: str, secret: str, marks: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("script", "reward", "guesses"),
+    ("script", "reward", "guesses", "lost"),
     [
-        (["[table]", "I try [stone]."], 1.0, 2),
-        (["[snake]", "[snake]"], 0.5, 1),
-        (["[snake]", "[zzzzz]"], 0.5, 1),
-        (["stone"], 0.0, 0),
-        (["[light]", "[money]", "[drink]", "[paint]", "[ocean]", "[queen]"], 0.3, 6),
+        (["[table]", "I try [stone]."], 1.0, 2, 0),
+        (["[snake]", "[snake]", "[zzzzz]", "stone", "[light]"], 0.5, 5, 3),
+        (["[apple]", "[stone]"], 1.0, 2, 1),
+        (["[light]", "[money]", "[drink]", "[paint]", "[ocean]"], 0.3, 5, 0),
     ],
 )
-def test_a_game_of_wordle_is_scored(script: list[str], reward: float, guesses: int) -> None:
-    output = play("wordle.py->Player", Task(task_id="t", main_query="", metadata={"secret": "stone"}), *script)
-    assert (output.reward, output.is_success) == (reward, reward == 1) and output.log_metrics["guesses"] == guesses
+def test_a_game_of_wordle_is_scored(script: list[str], reward: float, guesses: int, lost: int) -> None:
+    task = Task(task_id="t", main_query="apple", metadata={"secret": "stone"})
+    output = play("wordle.py->Player", task, *script)
+    assert (output.reward, output.is_success) == (reward, reward == 1)
+    assert (output.log_metrics["guesses"], output.log_metrics["lost_guesses"]) == (guesses, lost)
 
 
 def test_held_out_texts_and_names_are_new() -> None:
@@ -101,12 +106,29 @@ def test_held_out_texts_and_names_are_new() -> None:
     assert set(names["train"].split()).isdisjoint(names["validation"].split())
 
 
+def test_held_out_games_of_wordle_are_new() -> None:
+    games = of("wordle.py->draw_games")()
+    train, validation = (set(games[split]) for split in ("train", "validation"))
+    assert train.isdisjoint(validation) and (len(train), len(validation)) == (780, 90)
+    assert {secret for _, secret in train} == {secret for _, secret in validation} == set(of("wordle.py->WORDS"))
+
+
 def test_demonstrations_are_games_by_the_rules() -> None:
-    draw = random.Random(0)
+    draw, games = random.Random(0), of("wordle.py->draw_games")()["train"]
     for _ in range(50):
-        messages = of("wordle.py->build_demonstration")(draw)["messages"]
+        messages = of("wordle.py->build_demonstration")(draw, games)["messages"]
         guesses = [message["content"] for message in messages if message["role"] == "assistant"]
-        assert 1 <= len(guesses) == len(set(guesses)) <= 6 and messages[-1]["role"] == "assistant"
+        assert 1 <= len(guesses) == len(set(guesses)) <= 5 and messages[-1]["role"] == "assistant"
+
+
+def test_words_and_marks_of_wordle_are_single_tokens(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    subprocess.run([sys.executable, str(FOLDER / "make_model.py"), str(tmp_path)], check=True, timeout=120,
+                   env=environment(PYTHONPATH=str(ROOT)))  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    marks = of("wordle.py->show_turn")(("train", "XGYXX"))
+    assert tokenizer.tokenize("[stone]") == ["[", "stone", "]"] and len(tokenizer.tokenize(marks)) == 5
 
 
 @pytest.mark.parametrize("name", ["reverse_text", "alphabet_sort", "wordle"])
@@ -122,3 +144,13 @@ def test_rewards_teach_to_reverse_a_text(tmp_path: Path) -> None:
     more = "trainer_common.total_training_steps=12"  # the page's five are few for a test
     held_out, _ = learned(FOLDER / "reverse_text.yaml", tmp_path, "reverse_text", model, more)
     assert held_out[0] > 0.6 and held_out[-1] >= 0.8, held_out
+
+
+@pytest.mark.extra_slow
+def test_rewards_teach_to_use_feedback_in_wordle(tmp_path: Path) -> None:
+    prints(FOLDER / "wordle.py", tmp_path / "wordle.jsonl")
+    made = [sys.executable, str(FOLDER / "make_model.py"), str(tmp_path / "guesser")]
+    subprocess.run(made, check=True, timeout=120, env=environment(PYTHONPATH=str(ROOT)))
+    model = taught(FOLDER / "wordle_sft.yaml", tmp_path)
+    held_out, _ = learned(FOLDER / "wordle.yaml", tmp_path, "wordle", model)
+    assert held_out[0] < 0.65 and held_out[-1] >= 0.75, held_out
