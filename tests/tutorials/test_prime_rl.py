@@ -153,4 +153,4 @@ def test_rewards_teach_to_use_feedback_in_wordle(tmp_path: Path) -> None:
     subprocess.run(made, check=True, timeout=120, env=environment(PYTHONPATH=str(ROOT)))
     model = taught(FOLDER / "wordle_sft.yaml", tmp_path)
     held_out, _ = learned(FOLDER / "wordle.yaml", tmp_path, "wordle", model)
-    assert held_out[0] < 0.65 and held_out[-1] >= 0.75, held_out
+    assert held_out[0] < 0.75 and held_out[-1] >= 0.85, held_out
