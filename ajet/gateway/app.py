@@ -142,6 +142,7 @@ class App:
 
 
 async def _send_with_id(send: Send, request_id: str, message: Message) -> None:
+    """Send an ASGI message. The head of an answer gets the request's id."""
     await send(add_request_id(message, request_id))
 
 
@@ -168,11 +169,11 @@ def find_grant(
 
 
 def _resolve_path(scope: Scope, path: str) -> Scope:
-    """Return the scope without the key in the path, and without a /v1 too many added by the client."""
+    """Return the scope without the key in the path (`/s/KEY`), and without a second `/v1` added by the client."""
     scope = dict(scope)
     if path.startswith("/s/"):
-        scope[PATH_KEY], _, rest = path[3:].partition("/")
-        path = "/" + rest
+        scope[PATH_KEY], _, remaining_path = path[3:].partition("/")
+        path = "/" + remaining_path
     if path.startswith(("/v1/v1/", "/v1/v1beta/")):
         path = path[3:]
     scope["path"], scope["raw_path"] = path, path.encode()
@@ -202,14 +203,16 @@ def build_app(context: GatewayContext, *, opens_later: bool = False) -> App:
         gemini.GeminiCountDialect(decode),
     )
     by_path = {dialect.path: dialect for dialect in dialects}
-    others = _build_others(context, by_path, lambda: app.opens_later)
-    app = App(by_path, others, context.keys, context.pacing, format_error=format_error, answer_failure=answer_failure)
+    other_app = _build_others(context, by_path, lambda: app.opens_later)
+    app = App(
+        by_path, other_app, context.keys, context.pacing, format_error=format_error, answer_failure=answer_failure
+    )
     app.opens_later = opens_later
     return app
 
 
 def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Callable[[], bool]) -> Starlette:
-    """Return the application of all other routes.
+    """Return the application of all routes that no dialect serves: health, models, stored responses.
 
     Args:
         context: The context of the gateway.
@@ -221,6 +224,7 @@ def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Ca
         return JSONResponse({"status": "ok"})
 
     async def get_models(request: Request) -> Response:
+        """Answer with the models of the key's session, in the client's form."""
         session = find_session(context, request)
         models = [_describe_model(request, context, name) for name in session.models or [session.model_name]]
         if _is_gemini(request):
@@ -230,6 +234,7 @@ def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Ca
         return JSONResponse({"object": "list", "data": models})
 
     async def get_model(request: Request) -> Response:
+        """Answer with the description of one model. Raises Refused for an unknown name."""
         session = find_session(context, request)
         name = request.path_params["name"]
         if name not in (session.models or [session.model_name]):
@@ -237,20 +242,23 @@ def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Ca
         return JSONResponse(_describe_model(request, context, name))
 
     async def serve_dialect(request: Request) -> Response:
-        raise HTTPException(404)  # only paths ending in a newline come here; the route is needed for the 405
+        # The App serves the POST requests of dialects. This route makes a GET of such a path a 405; only a path that
+        # ends in a newline comes here, because Starlette's pattern matches it.
+        raise HTTPException(404)
 
     async def answer_http_error(request: Request, error: Exception) -> Response:
+        """Answer an unknown path or method with an error in the client's form."""
         assert isinstance(error, HTTPException)
         if error.status_code == 404 and opens_later():  # a client of the server before a restart retries
-            soon = Refused("The server is starting. Retry later.", status=503, code="starting")
-            return JSONResponse(format_error(request, soon), status_code=503, headers={"retry-after": "1"})
+            not_ready = Refused("The server is starting. Retry later.", status=503, code="starting")
+            return JSONResponse(format_error(request, not_ready), status_code=503, headers={"retry-after": "1"})
         refused = Refused(f"{error.detail}: {request.method} {request.url.path}", status=error.status_code)
         headers: Mapping[str, str] | None = None
         if refused.status == 405:
-            headers = {"allow": ", ".join(_list_methods(others.routes, request.scope))}
+            headers = {"allow": ", ".join(_list_methods(other_app.routes, request.scope))}
         return JSONResponse(format_error(request, refused), status_code=error.status_code, headers=headers)
 
-    others = Starlette(
+    other_app = Starlette(
         routes=[
             Route("/health", get_health),
             Route("/v1/models", get_models),
@@ -262,12 +270,14 @@ def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Ca
         ],
         exception_handlers={Refused: _answer_refusal, HTTPException: answer_http_error, Exception: answer_failure},
     )
-    others.router.redirect_slashes = False  # a redirect would lose the key in the path
-    return others
+    other_app.router.redirect_slashes = False  # a redirect would lose the key in the path
+    return other_app
 
 
 async def answer_failure(request: Request, error: Exception) -> Response:
-    """Log an internal error and answer with 500."""
+    """Log an internal error of ajet with its traceback, and return an answer with status 500 that reveals nothing of
+    it.
+    """
     request_id = request.scope["state"][REQUEST_ID]
     logger.opt(exception=error).error(
         "internal error of the gateway at {} {} (request id {})", request.method, request.url.path, request_id
@@ -278,7 +288,7 @@ async def answer_failure(request: Request, error: Exception) -> Response:
 
 
 def format_error(request: Request, refused: Refused) -> dict[str, Any]:
-    """Return the body of an error outside of any dialect."""
+    """Return the body of an error outside of any dialect, in the client's form: Google's, Anthropic's or OpenAI's."""
     if _is_gemini(request):
         return gemini.error_body(refused)
     if _is_anthropic(request):
@@ -287,13 +297,14 @@ def format_error(request: Request, refused: Refused) -> dict[str, Any]:
 
 
 def find_session(context: GatewayContext, request: Request) -> Session:
-    """Return the session of a request's key. Raises Refused."""
+    """Return the session of a request's key, and note the valid key on the connection. Raises Refused."""
     session: Session = find_grant(context.keys, request.scope, dict(request.scope["headers"]))[1].session
     welcome(request.scope)
     return session
 
 
 async def _answer_refusal(request: Request, error: Exception) -> Response:
+    """Answer a Refused of a route in the client's form. The answer to a wrong key is delayed, against guessing."""
     assert isinstance(error, Refused)
     if error.status == 401:
         await after_wrong_key(request.scope)
@@ -301,6 +312,7 @@ async def _answer_refusal(request: Request, error: Exception) -> Response:
 
 
 def _describe_model(request: Request, context: GatewayContext, name: str) -> dict[str, Any]:
+    """Return the description of a model in the client's form: Google's, Anthropic's or OpenAI's."""
     if _is_gemini(request):
         return gemini.model_info(name, context.max_model_len, context.max_response_tokens)
     if _is_anthropic(request):
@@ -309,6 +321,7 @@ def _describe_model(request: Request, context: GatewayContext, name: str) -> dic
 
 
 def _is_gemini(request: Request) -> bool:
+    """Return True if the client speaks Google's protocol: by the request's address, or by Google's key header."""
     return ADDRESS_FIELDS in request.scope or b"x-goog-api-key" in dict(request.scope["headers"])
 
 

@@ -37,7 +37,7 @@ async def relay_chat(
     """
     request = reply.request
     body = build_chat_body(request, run)
-    reply.deltas.clear()
+    reply.deltas.clear()  # a chat engine cannot resume: for a returning client the reply starts over
     reply.chunk_ends.clear()
     reply.is_readable = True
     async with recorder.admission_lock:
@@ -53,11 +53,11 @@ async def relay_chat(
         )
     call.extra.update(request.notes)
     ignored_fields.log_hints(request.inert_fields)
-    lowered: dict[str, Any] = {}
+    lowered_fields: dict[str, Any] = {}
     if request.max_tokens is not None and request.max_tokens > run.max_tokens:
-        lowered["max_tokens"] = request.max_tokens
-    ignored_fields.log_replaced(lowered, run)
-    if ignored := {**request.inert_fields, **lowered}:
+        lowered_fields["max_tokens"] = request.max_tokens
+    ignored_fields.log_replaced(lowered_fields, run)
+    if ignored := {**request.inert_fields, **lowered_fields}:
         call.extra["ignored"] = ignored
     if request.is_streamed:
         if request.counts_tokens:  # servers do not count tokens of streams by default
@@ -67,7 +67,7 @@ async def relay_chat(
         message, finish, usage = read_answer(await engine.chat(body))
     if not recorder.settle(call, finish, message=message):
         raise build_ended_error()
-    reply.is_readable = True  # the client may have left after the last cancellable step
+    reply.is_readable = True  # again: a client that left after the last await has reset it
     reply.message, reply.finish = message, finish
     reply.prompt_tokens, reply.completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
 
@@ -113,7 +113,10 @@ def build_chat_body(request: ParsedRequest, run: Sampling) -> dict[str, Any]:
 
 
 def read_answer(answer: Mapping[str, Any]) -> ChatAnswer:
-    """Return the parts of a chat engine's answer. Raises EngineFailure for any other JSON."""
+    """Return the message, finish reason and token counts of a chat engine's answer.
+
+    Raises EngineFailure if the JSON is no chat completion.
+    """
     try:
         message, finish = parse_chat_choice(answer["choices"][0])
     except MALFORMED as error:
@@ -124,7 +127,8 @@ def read_answer(answer: Mapping[str, Any]) -> ChatAnswer:
 async def relay_stream(
     chunks: AsyncIterator[dict[str, Any]], add_deltas: Callable[[Sequence[Delta]], None]
 ) -> ChatAnswer:
-    """Pass a streamed answer on to the readers, and return its parts at the end. Raises EngineFailure.
+    """Pass a streamed answer on, and return its message, finish reason and token counts at the end. Raises
+    EngineFailure.
 
     Args:
         chunks: Chunks of OpenAI's Chat Completions.

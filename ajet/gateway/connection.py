@@ -81,7 +81,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._on_disconnect = leave
         if leave is not None and not self.transport.is_closing():
             self.flow.resume_reading()  # the end of the connection must be read, too
-        elif leave is not None:
+        elif leave is not None:  # the client has left already
             self.loop.call_soon(leave)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -176,11 +176,13 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return not self.guessed and cycle is not None and not cycle.response_complete and not cycle.more_body
 
     def _head_size(self) -> int:
+        """Return the bytes of the request's address and headers, or 0 if they cannot exceed the limit."""
         if self._bytes_without_progress <= self._limits.head_bytes:
             return 0  # the complete head came in one piece with these bytes
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _refuse_request(self, status: int, message: str) -> None:
+        """Write a complete HTTP error with a JSON body, and close the connection. No ASGI request exists yet."""
         error: dict[str, Any] = {"message": message, "type": "invalid_request_error", "code": None, "param": None}
         body = json.dumps({"error": error}).encode()
         head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\nconnection: close\r\n"
@@ -210,21 +212,21 @@ class PlainParser:
 
     def feed_data(self, data: bytes) -> None:
         """Parse the next bytes. Raises httptools.HttpParserError for invalid HTTP."""
-        rest = memoryview(data)
+        unparsed_data = memoryview(data)
         while True:
             try:
-                self._parser.feed_data(rest)
+                self._parser.feed_data(unparsed_data)
                 return
             except HttpParserUpgrade as offer:
                 if self.get_method() == b"CONNECT":  # not an offer: httptools stops at every CONNECT
                     raise HttpParserError("CONNECT requests are not supported: this server is not a proxy") from offer
                 # httptools stops behind a head with an offer. A new parser gets the same head without the offer, then
                 # the body.
-                rest = rest[offer.args[0] :]
+                unparsed_data = unparsed_data[offer.args[0] :]
                 head = self._build_plain_head()
                 self._parser = self._build_parser()
                 self._parser.feed_data(head)
-                if not rest:
+                if not unparsed_data:
                     return
 
     def on_headers_complete(self) -> None:
@@ -254,6 +256,7 @@ class PlainParser:
         return bytes(self._parser.get_method())
 
     def _build_parser(self) -> HttpRequestParser:
+        """Return a new parser that reports to this object."""
         parser = HttpRequestParser(self)
         parser.set_dangerous_leniencies(lenient_data_after_close=True)  # same as uvicorn, for pipelined requests
         return parser
@@ -304,6 +307,7 @@ class HeldHead:
         self._transport.close()
 
     def _flush_head(self) -> None:
+        """Send a held head that no body part has followed."""
         buffered, self._buffered_head = self._buffered_head, b""
         if buffered and not self._transport.is_closing():
             self._transport.write(buffered)

@@ -151,6 +151,7 @@ class RequestExchange:
             call = None if hint is NO_RETRY else session.inflight.find(digest, hint)
             if call is None:
                 request = await self._parse_body(body, grant)
+                # Parsing may take a while on a thread: an equal request may have started the call meanwhile.
                 call = None if hint is NO_RETRY else session.inflight.find(digest, hint)
                 if call is None and request.format_count is None:
                     return session.start_call(request, digest=digest, hint=hint)
@@ -224,7 +225,10 @@ class RequestExchange:
         session.inflight.abandon(call)
 
     def _watch_client(self) -> Callable[[], object]:
-        """Register for the client's disconnect. Return the function that unregisters."""
+        """Register for the client's disconnect. Return the function that unregisters.
+
+        Without a connection that reports it, a task waits for the disconnect.
+        """
         watch: Callable[[Leave | None], None] | None = self._scope["state"].get(WATCH)
         if watch is not None:
             watch(self._handle_leave)
@@ -234,10 +238,12 @@ class RequestExchange:
         return task.cancel
 
     def _handle_leave(self) -> None:
+        """Note that the client has left, and wake the sender."""
         self._has_left = self._has_news = True
         self._wake_up()
 
     def _end_reply(self) -> None:
+        """Note that a reply has ended, and wake the sender even if it is collecting tokens."""
         self._has_ended = self._has_news = True
         self._wake_up()
 
@@ -252,6 +258,7 @@ class RequestExchange:
             self._wake_future.set_result(None)
 
     async def _wait_for_news(self) -> None:
+        """Wait for new output, the end of a reply or a disconnect. Return at once if one came since the last reset."""
         if not self._has_news:
             self._wake_future = asyncio.get_running_loop().create_future()
             await self._wake_future
@@ -428,16 +435,16 @@ def digest_request(*parts: bytes) -> bytes:
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(len(part).to_bytes(8, "big"))  # so that text moved between two parts changes the digest
         digest.update(part)
     return digest.digest()
 
 
 def _decode_object(body: bytes) -> dict[str, Any]:
-    """Decode a JSON object. Raises Refused."""
+    """Return the JSON object in a request's body. Raises Refused for any other bytes."""
     try:
         value = load_json(body, _DECODE)
-        if may_hold_surrogates(body):
+        if may_hold_surrogates(body):  # a lone surrogate is no text: encoding it raises the ValueError handled below
             json.dumps(value, ensure_ascii=False).encode()
     except TooManyNodesError as error:
         raise Refused(f"The request's body is too large: {error}.", status=413, code="request_too_large") from error
@@ -461,5 +468,6 @@ def _has_schema(body: Mapping[str, Any]) -> bool:
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
+    """Read ASGI messages until the client's disconnect."""
     while (await receive())["type"] != "http.disconnect":
         pass

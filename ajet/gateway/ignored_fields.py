@@ -48,12 +48,12 @@ class IgnoredFieldLog:
     def log_hints(self, names: Iterable[str]) -> None:
         """Log each request field that has no effect here, once per field name."""
         with self._lock:
-            new = sorted(set(names) - self._names)
-            self._names.update(new)
-        if new:
+            new_names = sorted(set(names) - self._names)
+            self._names.update(new_names)
+        if new_names:
             logger.info(
                 "the agent's requests contain {}: ajet records these fields, and they do not change the reply",
-                ", ".join(new),
+                ", ".join(new_names),
             )
 
     def log_replaced(self, fields: Mapping[str, Any], run: Sampling) -> None:
@@ -66,9 +66,9 @@ class IgnoredFieldLog:
         if self._names.issuperset(fields):
             return
         with self._lock:
-            new = [name for name in fields if name not in self._names]
-            self._names.update(new)
-        for name in new:
+            new_names = [name for name in fields if name not in self._names]
+            self._names.update(new_names)
+        for name in new_names:
             logger.warning(
                 "the agent's requests contain {} = {}; ajet samples with {} instead, which is set by {}",
                 *(name, fields[name], "its own value" if name == "seed" else getattr(run, name), _DECIDED_BY[name]),
@@ -106,11 +106,13 @@ class RequestFilter:
         return removed
 
     def _strip_tool(self, tool: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Return what remains of a tool, and the removed names. Gemini's tools have keys instead of a type."""
+        """Return what remains of a tool, and the removed types. Gemini's tools have one key per type instead of a
+        `type`.
+        """
         kind = tool.get("type")
         if kind is not None:
             return ({}, [kind]) if isinstance(kind, str) and kind in self._tools else (tool, [])
-        return {name: tool[name] for name in tool if name not in self._tools}, [n for n in tool if n in self._tools]
+        return {key: tool[key] for key in tool if key not in self._tools}, [key for key in tool if key in self._tools]
 
 
 def list_hints(request: ParsedRequest) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def list_hints(request: ParsedRequest) -> dict[str, Any]:
 
 
 def refuse_unsupported(request: ParsedRequest) -> None:
-    """Raise Refused for a field that a token engine cannot honour."""
+    """Raise Refused for a field that a token engine cannot honour, with the reason and the value to send instead."""
     supported = HONOURED if request.json_schema is not None else HONOURED - {"response_format"}
     for name in request.engine_fields:
         if name in supported or name in HINTS:

@@ -146,14 +146,14 @@ class InflightCall:
         Raises Refused above the limit of calls. Slots are reserved before the first await, so that two requests cannot
         take the same slot.
         """
-        waiting = [reply for reply in self.replies if reply.needs_task]
-        if waiting:
-            self._limit.reserve(sum([not reply.has_place for reply in waiting]))
+        idle_replies = [reply for reply in self.replies if reply.needs_task]
+        if idle_replies:
+            self._limit.reserve(sum([not reply.has_place for reply in idle_replies]))
         self.clients += 1
         if len(self.request.prompts) > 1 and self._check is None:
             self._check = asyncio.ensure_future(self._check_prompts(self.request))
             self._check.add_done_callback(_retrieve_error)
-        for reply in waiting:
+        for reply in idle_replies:
             reply.has_place, reply.needs_task = True, False
             if reply.maker is None and self._check is None:
                 reply.task = reply.maker = asyncio.ensure_future(self._make_reply(reply))
@@ -166,11 +166,11 @@ class InflightCall:
 
         The earlier task may have completed the reply. Then nothing is left to do.
         """
-        if (earlier := reply.maker) is not None:
-            if not earlier.done():
-                await asyncio.wait([earlier])
-            if not earlier.cancelled():
-                return earlier.result()
+        if (earlier_task := reply.maker) is not None:
+            if not earlier_task.done():
+                await asyncio.wait([earlier_task])
+            if not earlier_task.cancelled():
+                return earlier_task.result()
         if self._check is not None:
             await asyncio.wait([self._check])
             self._check.result()
@@ -206,7 +206,8 @@ class InflightCall:
         return [reply.task for reply in running if reply.task is not None]
 
     def list_lost(self, *, has_episode_ended: bool = False) -> list[LostReply]:
-        """Return the replies that no client received, with the reason to record.
+        """Return the replies that no client received, with the finish reason and error to record. [] if a client
+        received them.
 
         Args:
             has_episode_ended: True if no client can come back for its replies.
@@ -215,6 +216,7 @@ class InflightCall:
             return []
         finish: FinishReason = "aborted"
         if self.failure is not None or self.refusal is not None:
+            # An error of the request itself leaves the call aborted; an engine's or the gateway's is a failed call.
             if self.refusal is None or self.refusal.code == ENGINE_FAILED:
                 finish = "error"
             reason = f"the client got an error instead of this reply: {self.refusal or 'an internal error'}"
@@ -250,9 +252,9 @@ class InflightCalls:
         """
         candidates = [call for call in self._calls.get(digest, ()) if call.failure is None]
         if hint.idempotency_key is not None:
-            same = [call for call in candidates if call.hint.idempotency_key == hint.idempotency_key]
-            if same:
-                return same[0]
+            same_key_calls = [call for call in candidates if call.hint.idempotency_key == hint.idempotency_key]
+            if same_key_calls:
+                return same_key_calls[0]
             candidates = [call for call in candidates if call.hint.idempotency_key is None]
         repeated = [call for call in candidates if call.retry_count < hint.count]
         return min(repeated, key=lambda call: bool(call.clients), default=None)

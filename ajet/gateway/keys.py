@@ -102,6 +102,7 @@ class Keys(Generic[S]):
 
 
 def _digest_key(secret: str) -> bytes:
+    """Return a digest of a key. Keys of clients may contain lone surrogates, so these are encoded, too."""
     return hashlib.blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=12).digest()
 
 

@@ -85,12 +85,12 @@ class ServerCounters:
         The count falls by one per second. The first few wrong keys cause no delay.
         """
         now = asyncio.get_running_loop().time()
-        count, last = self._wrong_keys_by_address.pop(address, (0.0, now))
-        count = max(0.0, count - (now - last)) + 1
+        count, last_at = self._wrong_keys_by_address.pop(address, (0.0, now))
+        count = max(0.0, count - (now - last_at)) + 1
         self._wrong_keys_by_address[address] = (count, now)
         if len(self._wrong_keys_by_address) > _ADDRESSES:
             self._wrong_keys_by_address.popitem(last=False)
-        return min(LONGEST_PAUSE, 0.1 * max(0.0, count - FREE_GUESSES))
+        return min(LONGEST_PAUSE, 0.1 * max(0.0, count - FREE_GUESSES))  # 0.1 s for each wrong key above the free ones
 
 
 class BodyBytes:
@@ -153,9 +153,14 @@ def peer_of(scope: Mapping[str, Any]) -> ClientConnection | None:
 
 
 def admitting(app: ASGIApp) -> ASGIApp:
-    """Wrap an app that checks its own keys: a status below 400 proves a valid key, a 401 is delayed."""
+    """Wrap an app that checks keys itself, and derive from its status whether a client's key is valid.
+
+    A status below 400 proves a valid key. A 401 is delayed, against guessing.
+    """
 
     async def admits(scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, and note from the status of its answer whether the key was valid."""
+
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 if message["status"] == 401:

@@ -66,6 +66,7 @@ def require_free(host: str | None, port: int, *, name: str, where: str) -> None:
 
 
 def _way_out(error: Exception) -> str:
+    """Return what the user can do about an error of `listen`."""
     if not isinstance(error, OSError) or error.errno in (errno.EADDRINUSE, errno.EACCES):
         return "set another port, or 0: then the system chooses a free one"
     if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -182,9 +183,9 @@ class Acceptor:
         """Stop counting the connection as a stranger, that is, as one that has shown no valid key yet."""
         # The dict's values are None, so `self` stands for "not found": a second call changes nothing.
         if self._without_key.pop(connection, self) is None:
-            same = self._of_address[connection.address]
-            del same[connection]
-            if not same:
+            same_address = self._of_address[connection.address]
+            del same_address[connection]
+            if not same_address:
                 del self._of_address[connection.address]
 
     def left(self, connection: Connection) -> None:
@@ -237,13 +238,13 @@ class Acceptor:
                 return
 
     def _evict_oldest(self, these: dict[Connection, None]) -> bool:
-        """Close the oldest of the connections without a reply in progress.
+        """Close the oldest connection without a reply in progress.
 
         Args:
             these: Connections in order of arrival.
 
         Returns:
-            False if all are busy.
+            False if none could be closed, because all are busy.
         """
         for connection in self._list_idle(these):
             self.left(connection)
@@ -257,6 +258,7 @@ class Acceptor:
         return any([self._evict_oldest(self._without_key) for _ in range(_MORE)])
 
     def _list_idle(self, these: dict[Connection, None]) -> Iterator[Connection]:
+        """Yield the connections that may be closed: opened completely, and without a reply in progress."""
         return (connection for connection in these if connection.transport is not None and not connection.busy)
 
     def _find_first_reserved(self) -> int:
@@ -276,11 +278,13 @@ class Acceptor:
             self._loop.call_later(_PAUSE, self._resume_accepting)
 
     def _resume_accepting(self) -> None:
+        """Accept clients again after a pause, unless the server was closed meanwhile."""
         self._is_paused = False
         if not self._closed:
             self._loop.add_reader(self._listening_socket, self._accept_clients)
 
     def _sweep_connections(self) -> None:
+        """Close the connections that exceed a time limit, and schedule the next sweep."""
         if self._closed:
             return
         now = self._loop.time()

@@ -84,18 +84,19 @@ async def render_prompt(
     if match.extends is not None:
         messages = recorder.restore_replies(messages, match.extends)
     tools, fork = request.tools, match.reason
-    before: Rendered | None = None
+    earlier_prompt: Rendered | None = None
     rendered: Rendered | None = None
     try:
         if match.extends is not None:
             call, stored = recorder.capture.calls[match.extends], recorder.stored[match.extends]
-            before = recorder.build_prompt(match.extends)
-            extend = partial(renderer.extend, before, call.response_ids, call.finish, messages, tools)
+            earlier_prompt = recorder.build_prompt(match.extends)
+            extend = partial(renderer.extend, earlier_prompt, call.response_ids, call.finish, messages, tools)
+            # If a stop string cut the reply, the text of its ids goes on behind the message.
             extend = partial(extend, verbatim=stored.stopped is None)
             is_long = measure_prompt(messages, tools, stored.messages + 1) > LONG_PROMPT
             rendered = await threads.run(extend) if is_long else extend()
             if rendered is None:
-                before, fork = None, _find_fork_reason(recorder, match.extends, request)
+                earlier_prompt, fork = None, _find_fork_reason(recorder, match.extends, request)
         if rendered is None:
             render = partial(renderer.render, messages, tools)
             is_long = measure_prompt(messages, tools) > LONG_PROMPT
@@ -104,7 +105,9 @@ async def render_prompt(
         raise Refused(str(refusal), param="messages", code="template_refused") from refusal
     if request.tool_choice in ("required", "named"):
         rendered = _force_call(rendered, request, renderer)
-    return RenderedPrompt(rendered, match, match.extends if before is not None else None, before, fork, images=images)
+    return RenderedPrompt(
+        rendered, match, match.extends if earlier_prompt is not None else None, earlier_prompt, fork, images=images
+    )
 
 
 def measure_prompt(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, encoded: int = 0) -> int:
@@ -190,9 +193,9 @@ async def _render_raw(
         if parent is None:
             result = await run(len(text), partial(_begin_raw, raw_prompt, match, begins_like, renderer))
         else:
-            before, reply = recorder.build_prompt(parent), recorder.capture.calls[parent].response_ids
-            extend = partial(_extend_raw, raw_prompt, match, parent, before, reply, renderer)
-            result = await run(len(text) - len(before.text), extend)
+            earlier_prompt, reply = recorder.build_prompt(parent), recorder.capture.calls[parent].response_ids
+            extend = partial(_extend_raw, raw_prompt, match, parent, earlier_prompt, reply, renderer)
+            result = await run(len(text) - len(earlier_prompt.text), extend)
     except TemplateRefused as refusal:
         raise Refused(str(refusal), param="prompt", code="invalid_value") from refusal
     if not len(result.rendered.ids):
@@ -200,38 +203,52 @@ async def _render_raw(
     return result
 
 
-def _begin_raw(given: str | Rendered, match: Match, begins_like: int | None, renderer: Renderer) -> RenderedPrompt:
-    """Return a raw prompt that extends no earlier call."""
-    if isinstance(given, str):
-        return RenderedPrompt(renderer.raw(given), match, begins_like, raw_prompt=RawPrompt(given, 0))
-    return RenderedPrompt(given, match, begins_like)
+def _begin_raw(raw_prompt: str | Rendered, match: Match, begins_like: int | None, renderer: Renderer) -> RenderedPrompt:
+    """Return a raw prompt that extends no earlier call.
+
+    Args:
+        raw_prompt: A text to encode, or the client's ids with their text.
+        begins_like: The call with the longest common beginning.
+    """
+    if isinstance(raw_prompt, str):
+        return RenderedPrompt(renderer.raw(raw_prompt), match, begins_like, raw_prompt=RawPrompt(raw_prompt, 0))
+    return RenderedPrompt(raw_prompt, match, begins_like)
 
 
 def _extend_raw(
-    given: str | Rendered, match: Match, parent: int, earlier_prompt: Rendered, reply: Ids, renderer: Renderer
+    raw_prompt: str | Rendered, match: Match, parent: int, earlier_prompt: Rendered, reply: Ids, renderer: Renderer
 ) -> RenderedPrompt:
-    """Return a raw prompt whose text begins with prompt `earlier_prompt` and reply of call `parent`."""
-    if not isinstance(given, str):
-        head = np.concatenate([earlier_prompt.ids, reply])
-        extends = np.array_equal(given.ids[: len(head)], head)
+    """Return a raw prompt whose text begins with the prompt and the reply of an earlier call.
+
+    The ids of that call are reused. If the client's own ids differ from them, the prompt forks.
+
+    Args:
+        raw_prompt: A text to encode, or the client's ids with their text.
+        parent: Index of the earlier call.
+        earlier_prompt: Its prompt.
+        reply: Its sampled ids [R].
+    """
+    if not isinstance(raw_prompt, str):
+        known_ids = np.concatenate([earlier_prompt.ids, reply])
+        extends = np.array_equal(raw_prompt.ids[: len(known_ids)], known_ids)
         return RenderedPrompt(
-            given, match, parent, earlier_prompt if extends else None, None if extends else "client_edit"
+            raw_prompt, match, parent, earlier_prompt if extends else None, None if extends else "client_edit"
         )
     has_end_token = len(reply) and int(reply[-1]) in renderer.end_ids
-    for visible in (reply, reply[:-1] if has_end_token else reply):  # clients do not see the end token of the reply
-        known_text = earlier_prompt.text + renderer.decode(visible, after=earlier_prompt.ids)
-        if given.startswith(known_text):
-            new = given[len(known_text) :]
-            ids = np.concatenate([earlier_prompt.ids, visible, renderer.encode_without_images(new)]).astype(
+    for visible_ids in (reply, reply[:-1] if has_end_token else reply):  # clients do not see the end token of the reply
+        known_text = earlier_prompt.text + renderer.decode(visible_ids, after=earlier_prompt.ids)
+        if raw_prompt.startswith(known_text):
+            new_text = raw_prompt[len(known_text) :]
+            ids = np.concatenate([earlier_prompt.ids, visible_ids, renderer.encode_without_images(new_text)]).astype(
                 np.int32, copy=False
             )
-            is_complete = len(visible) == len(reply)
+            is_complete = len(visible_ids) == len(reply)
             return RenderedPrompt(
-                Rendered(given, ids),
+                Rendered(raw_prompt, ids),
                 match,
                 parent,
                 earlier_prompt if is_complete else None,
                 None if is_complete else "client_edit",
-                RawPrompt(new, len(earlier_prompt.ids) + len(visible)),
+                RawPrompt(new_text, len(earlier_prompt.ids) + len(visible_ids)),
             )
-    return RenderedPrompt(renderer.raw(given), match, parent, None, "client_edit", RawPrompt(given, 0))
+    return RenderedPrompt(renderer.raw(raw_prompt), match, parent, None, "client_edit", RawPrompt(raw_prompt, 0))

@@ -167,25 +167,25 @@ class Recorder:
         tool_list = self._add_tools(tools) if tools else None
         if messages and earlier_prompt is None:
             parent = self.conversations.find_nearest(match.keys, tool_list)
-        prefix, shared, text = 0, 0, ""
-        suffix = _NO_IDS
+        shared_ids, shared_chars, text = 0, 0, ""
+        suffix_ids = _NO_IDS
         if prompt is None:
             parent = None
         elif parent is not None and earlier_prompt is not None:
-            prefix = len(earlier_prompt.ids) + len(calls[parent].response_ids)
-            shared = len(earlier_prompt.text) + len(self.stored[parent].reply_text)
+            shared_ids = len(earlier_prompt.ids) + len(calls[parent].response_ids)
+            shared_chars = len(earlier_prompt.text) + len(self.stored[parent].reply_text)
         elif parent is not None:
-            parent, prefix, shared = self._find_shared(prompt, parent)
+            parent, shared_ids, shared_chars = self._find_shared(prompt, parent)
         if prompt is not None:
-            suffix, text = prompt.ids[prefix:].copy(), prompt.text[shared:]
+            suffix_ids, text = prompt.ids[shared_ids:].copy(), prompt.text[shared_chars:]
         call = Call(
             index=index,
             agent=agent,
             target=target,
             trained=trained,
             parent=parent,
-            prefix=prefix,
-            suffix_ids=suffix,
+            prefix=shared_ids,
+            suffix_ids=suffix_ids,
             response_ids=_NO_IDS,
             logprobs=_NO_FLOATS,
             logprobs_unit=_NO_FLOATS,
@@ -198,7 +198,7 @@ class Recorder:
             temperature=temperature,
             started=time.time(),
         )
-        stored = StoredCall(len(messages), match.extends, shared, text)
+        stored = StoredCall(len(messages), match.extends, shared_chars, text)
         if prompt is not None:
             stored.raw = prompt.raw
             stored.forced = prompt.forced
@@ -292,14 +292,16 @@ class Recorder:
         return None if not tools else self._tools.get(json.dumps(tools), -1)
 
     def _is_continued(self, later: Call, call: Call) -> bool:
-        """Return True if the later call repeats the reply of `call`."""
+        """Return True if the prompt of `later` continues the reply of `call`: by its messages, or by its ids for raw
+        prompts.
+        """
         stored = self.stored[later.index]
         prompt_length = call.prefix + len(call.suffix_ids)
-        raw = later.prefix - prompt_length >= max(
+        is_raw_continuation = later.prefix - prompt_length >= max(
             1, len(call.response_ids) - 1
         )  # clients do not see the end token of the reply
-        raw = raw and not stored.messages and later.parent == call.index
-        return stored.extends == call.index or raw
+        is_raw_continuation = is_raw_continuation and not stored.messages and later.parent == call.index
+        return stored.extends == call.index or is_raw_continuation
 
     def _take_experts(self, call: Call, experts: npt.NDArray[np.integer[Any]]) -> RoutedExperts:
         """Return the routed experts of the call's own tokens.
@@ -307,9 +309,10 @@ class Recorder:
         The engine returns those of the whole prompt, of which the parent call has the first part already.
         """
         parent = None if call.parent is None else self.capture.calls[call.parent]
-        first = call.prefix - 1 if parent is not None and parent.routed_experts is not None else 0
+        # A call's last token is never an input of the engine, so the parent has no experts for it.
+        first_position = call.prefix - 1 if parent is not None and parent.routed_experts is not None else 0
         stop = call.prefix + len(call.suffix_ids) + len(call.response_ids) - 1
-        return RoutedExperts(first, experts[first:stop].copy())
+        return RoutedExperts(first_position, experts[first_position:stop].copy())
 
     def _find_shared(self, prompt: Rendered, parent: int) -> tuple[int | None, int, int]:
         """Return the call with which a prompt shares its first tokens, as (parent, shared ids, shared characters).
@@ -364,6 +367,7 @@ class Recorder:
         return tuple(indexes)
 
     def _add_tools(self, tools: Sequence[dict[str, Any]]) -> int:
+        """Store a list of tools unless it is stored already. Return its index."""
         key = json.dumps(tools)  # the order of keys matters: templates show tools in this order
         index = self._tools.get(key)
         if index is None:
@@ -384,7 +388,7 @@ def _common_text(a: str, b: str) -> int:
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
-    while high - low > 1:
+    while high - low > 1:  # the first `low` characters are equal, the first `high` are not
         middle = (low + high) // 2
         if a[low:middle] == b[low:middle]:
             low = middle

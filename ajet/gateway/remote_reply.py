@@ -69,14 +69,14 @@ def parse_reply(dialect: DialectName, body: Any) -> RemoteReply:
         body: JSON; {"text": …} for a body that is no JSON; `None` for an empty body.
     """
     try:
-        name = body["id"] if isinstance(body.get("id"), str) else ""
+        reply_id = body["id"] if isinstance(body.get("id"), str) else ""
         usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}
         if choices := _PARSERS[dialect](body):
-            return RemoteReply(name, choices, usage)
+            return RemoteReply(reply_id, choices, usage)
     except (Refused, *MALFORMED):
-        name, usage = "", {}
+        reply_id, usage = "", {}
     problem = f"the endpoint's answer is not a reply of {_NAMES[dialect]} but {describe_body(dialect, body)}"
-    return RemoteReply(name, (), usage, problem)
+    return RemoteReply(reply_id, (), usage, problem)
 
 
 def parse_chat_choice(choice: Mapping[str, Any]) -> tuple[dict[str, Any], FinishReason]:
@@ -99,7 +99,11 @@ def open_reasoning(items: Sequence[Any]) -> list[Any]:
 
 
 def describe_body(dialect: DialectName, body: Any) -> str:
-    """Describe a body that is no reply, in the form of `parse_reply`."""
+    """Describe a body that is no reply, for an error message.
+
+    Args:
+        body: JSON; {"text": …} for a body that is no JSON; `None` for an empty body.
+    """
     if body is None:
         return "an empty body"
     text = body.get("text") if isinstance(body, Mapping) and len(body) == 1 else None
@@ -116,6 +120,7 @@ def describe_body(dialect: DialectName, body: Any) -> str:
 
 
 def _parse_chat(body: Mapping[str, Any]) -> list[RemoteChoice]:
+    """Return the choices of a Chat Completions body. Raises one of MALFORMED."""
     choices = []
     for choice in body["choices"]:
         message, finish = parse_chat_choice(choice)
@@ -130,6 +135,7 @@ def _parse_chat(body: Mapping[str, Any]) -> list[RemoteChoice]:
 
 
 def _parse_completions(body: Mapping[str, Any]) -> list[RemoteChoice]:
+    """Return the choices of a Completions body, each text as an assistant message. Raises one of MALFORMED."""
     choices = []
     for choice in body["choices"]:
         finish: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
@@ -146,7 +152,9 @@ def _build_choice(
     finish: FinishReason,
     logprobs: Sequence[Any],
 ) -> RemoteChoice:
-    """Return a choice with its token ids, sent by vLLM on request."""
+    """Return a choice with the token ids and logprobs that vLLM sends on request, or without them if they are
+    incomplete.
+    """
     prompt, reply = body.get("prompt_token_ids") or choice.get("prompt_token_ids"), choice.get("token_ids")
     if not _are_ids(prompt) or not _are_ids(reply):
         return RemoteChoice(message, finish)
@@ -155,15 +163,19 @@ def _build_choice(
 
 
 def _are_ids(value: Any) -> TypeGuard[list[int]]:
+    """Return True for a non-empty list of token ids that fit into 32 bits."""
     return isinstance(value, list) and bool(value) and all(type(item) is int and 0 <= item < 1 << 31 for item in value)
 
 
 def _parse_response(body: Mapping[str, Any]) -> list[RemoteChoice]:
-    """Return the assistant message of a reply of the Responses API, with its output items merged into one."""
+    """Return the reply of a Responses body as one choice, its output items merged into one message.
+
+    Raises Refused or one of MALFORMED.
+    """
     messages = messages_of([], open_reasoning(body["output"]), StoredResponses(), [])
-    content = "".join(each["content"] or "" for each in messages)
-    calls = [call for each in messages for call in each.get("tool_calls") or ()]
-    thought = "".join(each.get("reasoning_content", "") for each in messages)
+    content = "".join(item_message["content"] or "" for item_message in messages)
+    calls = [call for item_message in messages for call in item_message.get("tool_calls") or ()]
+    thought = "".join(item_message.get("reasoning_content", "") for item_message in messages)
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
     if thought:
         message["reasoning_content"] = thought
@@ -174,6 +186,7 @@ def _parse_response(body: Mapping[str, Any]) -> list[RemoteChoice]:
 
 
 def _parse_message(body: Mapping[str, Any]) -> list[RemoteChoice]:
+    """Return the reply of a Messages body as one choice. Raises Refused or one of MALFORMED."""
     [message] = read_messages([{"role": "assistant", "content": body["content"]}], [])
     return [RemoteChoice(message, _ANTHROPIC_FINISH.get(str(body.get("stop_reason")), "stop"))]
 
@@ -184,6 +197,7 @@ _PARSERS = {
 
 
 def _describe_text(text: str) -> str:
+    """Describe a body that is no JSON: empty, an HTML page, cut JSON, or other text."""
     if not text.strip():
         return "an empty body"
     if _PAGE.match(text[:_PAGE_CHARS]):
@@ -207,6 +221,7 @@ def _is_cut_json(text: str) -> bool:
 
 
 def _shorten_value(value: Any) -> str:
+    """Return a value as one line, cut after 120 characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}…"

@@ -43,29 +43,29 @@ class ChunkCollector:
         self._calls: dict[int, dict[int, dict[str, Any]]] = {}
 
     def add_event(self, event: Event) -> None:
-        """Add a chunk to its choices."""
+        """Add a chunk: its texts, ids, logprobs and tool calls are appended to its choices. Raises one of MALFORMED."""
         self._common_fields |= {
             name: event[name] for name in ("id", "model", "prompt_token_ids", "usage") if event.get(name)
         }
-        for part in event.get("choices") or ():
-            index = _read_index(part, "index")
+        for choice_part in event.get("choices") or ():
+            index = _read_index(choice_part, "index")
             choice = self._choices.setdefault(index, {"index": index})
-            if part.get("finish_reason"):
-                choice["finish_reason"], self.has_ended = part["finish_reason"], True
+            if choice_part.get("finish_reason"):
+                choice["finish_reason"], self.has_ended = choice_part["finish_reason"], True
             for name in _ID_LISTS:
-                if isinstance(part.get(name), list):
-                    choice[name] = choice.get(name, []) + part[name]
-            for name, values in (part.get("logprobs") or {}).items():
+                if isinstance(choice_part.get(name), list):
+                    choice[name] = choice.get(name, []) + choice_part[name]
+            for name, values in (choice_part.get("logprobs") or {}).items():
                 if isinstance(values, list):
                     logprobs = choice.setdefault("logprobs", {})
                     logprobs[name] = logprobs.get(name, []) + values
-            if isinstance(part.get("text"), str):
-                choice["text"] = choice.get("text", "") + part["text"]
-            elif isinstance(part.get("delta"), dict):
-                self._add_delta(index, part["delta"])
+            if isinstance(choice_part.get("text"), str):
+                choice["text"] = choice.get("text", "") + choice_part["text"]
+            elif isinstance(choice_part.get("delta"), dict):
+                self._add_delta(index, choice_part["delta"])
 
     def build_body(self) -> dict[str, Any] | None:
-        """Return a chat.completion or a text_completion."""
+        """Return the body of a chat.completion or a text_completion, or None before the first choice."""
         for index, calls in self._calls.items():
             message = self._choices[index]["message"]
             message["tool_calls"] = [calls[at] for at in sorted(calls)]
@@ -80,12 +80,12 @@ class ChunkCollector:
         for name in _TEXTS:
             if isinstance(delta.get(name), str):
                 message[name] = (message.get(name) or "") + delta[name]
-        for part in delta.get("tool_calls") or ():
-            empty = {"type": "function", "function": {"name": "", "arguments": ""}}
-            call = self._calls.setdefault(index, {}).setdefault(_read_index(part, "index"), empty)
-            function_part, function = part.get("function") or {}, call["function"]
-            if part.get("id"):
-                call["id"] = part["id"]
+        for call_part in delta.get("tool_calls") or ():
+            empty_call = {"type": "function", "function": {"name": "", "arguments": ""}}
+            call = self._calls.setdefault(index, {}).setdefault(_read_index(call_part, "index"), empty_call)
+            function_part, function = call_part.get("function") or {}, call["function"]
+            if call_part.get("id"):
+                call["id"] = call_part["id"]
             if function_part.get("name") and function_part["name"] != function["name"]:  # some servers repeat it
                 function["name"] += function_part["name"]
             function["arguments"] += function_part.get("arguments") or ""
@@ -101,7 +101,7 @@ class MessageCollector:
         self._partial_inputs: dict[int, str] = {}
 
     def add_event(self, event: Event) -> None:
-        """Add an event to the message."""
+        """Add an event to the message. Events of other types have no effect. Raises one of MALFORMED."""
         kind, index = event.get("type"), _read_index(event, "index")
         if kind == "message_start":
             self._message = dict(event["message"])
@@ -121,7 +121,7 @@ class MessageCollector:
             self.has_ended = True
 
     def build_body(self) -> dict[str, Any] | None:
-        """Return a message with all blocks so far."""
+        """Return a message with all blocks so far, or None before the first block."""
         for index, text in self._partial_inputs.items():
             if text and self._blocks[index].get("type") == "tool_use":
                 self._blocks[index]["input"] = _parse_arguments(text)
@@ -139,7 +139,7 @@ class ResponseCollector:
         self._texts: dict[int, str] = {}
 
     def add_event(self, event: Event) -> None:
-        """Add an event to the response."""
+        """Add an event to the response. Events of other types have no effect. Raises one of MALFORMED."""
         kind, index = str(event.get("type")), _read_index(event, "output_index")
         if kind in ("response.completed", "response.incomplete"):
             self._response, self.has_ended = event["response"], True
@@ -151,7 +151,9 @@ class ResponseCollector:
             self._texts[index] = self._texts.get(index, "") + event["delta"]
 
     def build_body(self) -> Any:
-        """Return a response: complete items, and the text of a cut item."""
+        """Return the server's complete response. If the stream broke off, build one of the items and texts so far, or
+        None.
+        """
         cut_items = {
             index: {"type": "message", "role": "assistant", "content": text} for index, text in self._texts.items()
         }
@@ -188,8 +190,8 @@ class RemoteStream:
         self._incomplete_line.append(data)
         if b"\n" not in data:
             return
-        *lines, rest = b"".join(self._incomplete_line).split(b"\n")
-        self._incomplete_line = [rest]
+        *lines, incomplete_line = b"".join(self._incomplete_line).split(b"\n")
+        self._incomplete_line = [incomplete_line]
         for line in lines:
             if line.startswith(b"data:"):
                 self._read_data(line[5:].strip())
@@ -219,6 +221,7 @@ class RemoteStream:
 
 
 def _read_index(event: Event, name: str) -> int:
+    """Return the index in an event, 0 if absent. Raises TypeError if it is no integer."""
     index = event.get(name, 0)
     if type(index) is not int:
         raise TypeError(f"{name} is not an integer")

@@ -130,7 +130,7 @@ class ReplyReader:
         self.reply.listeners.remove(self._on_delta)
 
     def read_chunks(self) -> list[ReplyChunk]:
-        """Return the chunks since the last call."""
+        """Return the chunks since the last call. [] while the reply may still be rejected."""
         reply, stream = self.reply, self.reply.stream
         reply.has_news = False
         chunks: list[ReplyChunk] = []
@@ -151,25 +151,27 @@ class ReplyReader:
             deltas: Number of deltas up to the end of the chunk.
             ids: Number of token ids up to the end of the chunk.
         """
-        first, known_ids = self._deltas, self._ids
-        if deltas <= first and ids <= known_ids:
+        first_delta, known_ids = self._deltas, self._ids
+        if deltas <= first_delta and ids <= known_ids:
             return
         self._deltas, self._ids = deltas, ids
         reply = self.reply
         if reply.stream is None:
-            chunks.append(ReplyChunk(reply.deltas[first:deltas]))
+            chunks.append(ReplyChunk(reply.deltas[first_delta:deltas]))
             return
         assert reply.call is not None and reply.prompt is not None
-        deltas_with_ids = [_with_call_ids(delta, reply.call.index) for delta in reply.stream.deltas[first:deltas]]
+        deltas_with_ids = [_with_call_ids(delta, reply.call.index) for delta in reply.stream.deltas[first_delta:deltas]]
         tokens = reply.ids[known_ids:ids], reply.unit_logprobs[known_ids:ids], reply.top[known_ids:ids]
         chunks.append(ReplyChunk(deltas_with_ids, *tokens, prompt_tokens=len(reply.prompt.ids)))
 
 
 def _with_call_ids(delta: Delta, call: int) -> Delta:
-    """Return a delta with ids for its tool calls."""
+    """Return a delta whose tool calls have ids. A delta without tool calls is returned unchanged."""
     if "tool_calls" not in delta:
         return delta
-    return {"tool_calls": [{"id": tool_call_id(call, each["index"]), **each} for each in delta["tool_calls"]]}
+    return {
+        "tool_calls": [{"id": tool_call_id(call, tool_call["index"]), **tool_call} for tool_call in delta["tool_calls"]]
+    }
 
 
 def tool_call_id(call: int, position: int) -> str:

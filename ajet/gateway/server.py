@@ -210,15 +210,16 @@ class Gateway:
         if thread is None or thread is threading.current_thread():
             function()
             return
-        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        result_future: concurrent.futures.Future[None] = concurrent.futures.Future()
 
         def run() -> None:
+            """Run the function, and pass its end or its error to the waiting thread."""
             try:
                 function()
             except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
-                done.set_exception(error)
+                result_future.set_exception(error)
             else:
-                done.set_result(None)
+                result_future.set_result(None)
 
         with self.gate:
             is_ended = self._has_ended
@@ -228,7 +229,7 @@ class Gateway:
             thread.join()  # after the thread has ended, its state is safe to use here
             function()
         else:
-            done.result()
+            result_future.result()
 
     def add_routes(self, routes: Iterable[BaseRoute]) -> None:
         """Serve further routes on the gateway's loop, without blocking it. Call this before clients come."""
@@ -259,7 +260,7 @@ class Gateway:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop. uvloop takes a fifth less for a request over a socket, but does not exist on Windows."""
+    """Return a new event loop: uvloop's if installed, which needs a fifth less time for a request over a socket."""
     if find_spec("uvloop") is None:
         return asyncio.new_event_loop()
     import uvloop
@@ -268,6 +269,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 async def cancel_all() -> None:
+    """Cancel all other tasks of the running loop, and wait until they have ended."""
     await asyncio.sleep(0)  # lets the work handed over last begin
     unfinished = asyncio.all_tasks() - {asyncio.current_task()}
     for task in unfinished:
@@ -291,5 +293,6 @@ def build_base_url(advertise: str, host: str, port: int) -> str:
         address = advertise
     if address.count(":") > 1 and not address.startswith("["):
         address = f"[{address}]"
+    # The user's address may have a port of its own, such as a proxy's.
     authority = address if address.rpartition(":")[2].isdigit() and not address.endswith("]") else f"{address}:{port}"
     return f"http://{authority}/v1"

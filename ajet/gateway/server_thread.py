@@ -18,6 +18,7 @@ def start_server(serve: Callable[[Callable[[], None]], None], *, name: str) -> T
     started: Future[None] = Future()
 
     def run() -> None:
+        """Serve in the new thread. An error before the start is passed to the starter, a later one is raised here."""
         try:
             serve(lambda: started.set_result(None))
         except BaseException as error:

@@ -130,7 +130,9 @@ class Session:
         return self._recorder.settled_at if self.idle else time.monotonic()
 
     def context_full(self) -> bool:
-        """Return True if the model's context was exhausted, as `schema.Endpoints` defines. Thread-safe."""
+        """Return True if a prompt was refused as too long, or a reply was cut at the model's context length.
+        Thread-safe.
+        """
         capture, limit = self._recorder.capture, self._context.max_model_len
         if any(code == "context_length_exceeded" for code, _ in capture.refusals):
             return True
@@ -142,15 +144,18 @@ class Session:
         self._on_use = on_use
 
     def tool_used(self, use: ToolUse) -> None:
-        """Store a use of a tool, as `schema.Endpoints` defines. Thread-safe."""
+        """Store a use of a tool, with a digest that chains it to the uses before. Thread-safe.
+
+        Long values are shortened to the episode's remaining size. Uses beyond a number are dropped, with one warning.
+        """
         capture = self._recorder.capture
         with self._lock:
             if self.closed:
                 return
             if len(capture.tool_uses) < MOST_USES:
-                before = capture.tool_uses[-1].chain if capture.tool_uses else ""
+                previous_chain = capture.tool_uses[-1].chain if capture.tool_uses else ""
                 use = bound_tool_use(use, self._tool_use_room)
-                use = replace(use, chain=chain_digest(before, use))
+                use = replace(use, chain=chain_digest(previous_chain, use))
                 self._tool_use_room -= size_of(use)
                 capture.tool_uses.append(use)
                 if self._on_use is not None:
@@ -166,8 +171,8 @@ class Session:
         """Store why a request was refused. The first few distinct reasons of an episode are stored.
 
         Args:
-            is_last: True for a request with calls: it counts as the last request even if a call ended after the
-                failure.
+            is_last: True if the request had calls. It then counts as the episode's last request, even if one of its
+                calls ended after the failure.
         """
         capture = self._recorder.capture
         if is_last:
@@ -178,7 +183,10 @@ class Session:
             refusals.append(noted)
 
     def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint:
-        """Return the endpoint of one agent, as `schema.Endpoints` defines. Thread-safe."""
+        """Return the endpoint (URL, key, model name) of one agent, the same for each call. Thread-safe.
+
+        Raises Refused if the episode has ended.
+        """
         endpoint_key = (agent_name, target_tag, debug_model)
         with self._lock:
             endpoint = self._endpoints.get(endpoint_key)

@@ -136,7 +136,7 @@ class TokenSampler:
             sampling = replace(sampling, seed=sampling.seed ^ (reply.rejections << _REDRAWN))
         may_call = bool(request.tools) and request.tool_choice != "none"
         is_bound = request.json_schema is not None and self._engine.constrains and not may_call
-        if is_bound and not rendered.opens_thought:
+        if is_bound and not rendered.opens_thought:  # held to a schema, the model could not end an opened thought
             sampling = replace(sampling, json_schema=json.dumps(request.json_schema or {"type": "object"}))
         terms = _build_terms(request, sampling, prompt.raw_prompt, adapter)
         call = recorder.add(
@@ -234,9 +234,9 @@ class TokenSampler:
         async with aclosing(cast(Any, self._engine.generate(token_request))) as chunks:
             async for chunk in chunks:
                 if chunk.ids:
-                    last = chunk.version if chunk.newest is None else chunk.newest
-                    if chunk.version != oldest or last != newest:
-                        oldest, newest = chunk.version, last
+                    newest_version = chunk.version if chunk.newest is None else chunk.newest
+                    if chunk.version != oldest or newest_version != newest:
+                        oldest, newest = chunk.version, newest_version
                         # A run of equal versions is stored once, as (first token, oldest, newest version).
                         if not versions or versions[-1][1:] != (oldest, newest):
                             versions.append(VersionRun(len(ids), oldest, newest))
@@ -261,7 +261,7 @@ class TokenSampler:
             raise EngineFailure("the engine ended a reply without a finish reason")
 
     def _parse_message(self, reply: Reply) -> tuple[dict[str, Any], FinishReason]:
-        """Return the complete message of a draw and its finish reason."""
+        """Return the complete message of a draw, its tool calls with ids, and its finish reason."""
         stream, finish, call = reply.stream, reply.engine_finish, reply.call
         assert stream is not None and finish is not None and call is not None and reply.token_request is not None
         ids = reply.ids
@@ -272,8 +272,8 @@ class TokenSampler:
             finish = "stop"
         tool_calls = message.get("tool_calls")
         if tool_calls:
-            for position, each in enumerate(tool_calls):
-                each["id"] = tool_call_id(call.index, position)
+            for position, tool_call in enumerate(tool_calls):
+                tool_call["id"] = tool_call_id(call.index, position)
             if finish == "stop":
                 finish = "tool_calls"
         return message, finish
@@ -330,8 +330,10 @@ class TokenSampler:
 def _build_terms(
     request: ParsedRequest, sampling: Sampling, raw_prompt: RawPrompt | None, adapter: str | None
 ) -> Terms:
-    """Return the terms under which a call was sampled, as credit and proof need them."""
-    truncates = sampling.temperature > 0
+    """Return the sampling terms recorded with a call: credit assignment and proofs compute its probabilities under
+    them.
+    """
+    truncates = sampling.temperature > 0  # greedy decoding ignores top_p and top_k
     return Terms(
         constrained=sampling.json_schema is not None,
         top_p=sampling.top_p if truncates else 1.0,

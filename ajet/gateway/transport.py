@@ -46,6 +46,7 @@ class LoopCalls:
             loop.call_soon_threadsafe(self._run_posted)
 
     def _run_posted(self) -> None:
+        """Run the calls posted so far, on the loop. Calls posted meanwhile have a wake of their own."""
         self._is_waking = False  # first: a poster that reads True from now on has posted before the last look
         try:
             for _ in range(len(self._posted_calls)):
@@ -163,6 +164,7 @@ class InProcessResponse(httpx.AsyncByteStream):
         return message
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield the parts of the response's body."""
         while not self._has_ended:
             message = await self.next_message()
             self._has_ended = not message.get("more_body", False)
@@ -183,11 +185,13 @@ class InProcessResponse(httpx.AsyncByteStream):
                 calls.post(self._handle_leave)
 
     def _deliver_messages(self, messages: Sequence[Message]) -> None:
+        """Queue messages of the application for the client, and wake it."""
         self._messages.extend(messages)
         if self._wake_future is not None and not self._wake_future.done():
             self._wake_future.set_result(None)
 
     def _time_out(self) -> None:
+        """Let the waiting `next_message` raise ReadTimeout, and report a disconnect to the gateway."""
         if self._wake_future is not None and not self._wake_future.done():
             self.disconnect()
             self._wake_future.set_exception(
@@ -197,10 +201,12 @@ class InProcessResponse(httpx.AsyncByteStream):
     # The functions below run on the gateway's loop.
 
     def _start_app(self) -> None:
+        """Run the application for this request as a task of the gateway's loop."""
         self._task = asyncio.ensure_future(self._app(self._scope, self._receive_message, self._send_message))
         self._task.add_done_callback(self._finish_task)
 
     def _finish_task(self, task: asyncio.Future[None]) -> None:
+        """Report a failed application to the client. After a success, handle a disconnect that came before the end."""
         if task.cancelled() or task.exception() is not None:
             with contextlib.suppress(RuntimeError):  # the client's loop is closed
                 self._calls.post(self._deliver_messages, [{"type": "failed"}])
@@ -208,6 +214,7 @@ class InProcessResponse(httpx.AsyncByteStream):
             self._handle_leave()
 
     def _handle_leave(self) -> None:
+        """Tell the application that the client has left: by `receive`, and by the functions that it registered."""
         if self._disconnected is not None:
             self._disconnected.set()
         on_leave, self._on_leave = self._on_leave, None
@@ -218,11 +225,13 @@ class InProcessResponse(httpx.AsyncByteStream):
             on_lost()
 
     def _watch_client(self, on_leave: Leave | None) -> None:
+        """Register the function to call when the client leaves. None unregisters it."""
         self._on_leave = on_leave
         if on_leave is not None and self._has_left:
             asyncio.get_running_loop().call_soon(on_leave)
 
     async def _receive_message(self) -> Message:
+        """Return the request on the first call of ASGI's `receive`. Later calls wait for the client's disconnect."""
         if self._request_messages:
             return self._request_messages.pop()
         self._disconnected = asyncio.Event()
@@ -232,6 +241,10 @@ class InProcessResponse(httpx.AsyncByteStream):
         return {"type": "http.disconnect"}
 
     async def _send_message(self, message: Message) -> None:
+        """Send an ASGI message to the client. Raises OSError if the client has left.
+
+        The head is held until the first part of the body, so that both wake the client once.
+        """
         if self._has_left:
             raise OSError("the client has left")
         if message["type"] == "http.response.start":

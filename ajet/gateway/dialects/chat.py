@@ -83,9 +83,9 @@ class ChatDialect:
         self._decode = decode
 
     def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
-        """Parse a request. Raises Refused."""
-        others = body.keys() - _BASIC
-        if others:
+        """Parse a request. Raises Refused. Most requests have basic fields only, and skip the checks of all others."""
+        other_fields = body.keys() - _BASIC
+        if other_fields:
             fields.refuse_unknown(body, TAKEN)
         model, limits = body.get("model"), [body[name] for name in _LIMITS if body.get(name) is not None]
         if not isinstance(model, str):
@@ -107,7 +107,7 @@ class ChatDialect:
         options = request.options = _Options(model or "ajet")
         if images:
             request.images = tuple(images)
-        if others:
+        if other_fields:
             self._parse_others(request, options, body)
         return request
 
@@ -164,7 +164,7 @@ class ChatDialect:
     def format_logprobs(
         self, options: _Options, ids: Sequence[int], logprobs: Sequence[float], top: TopLogprobs
     ) -> dict[str, Any] | None:
-        """Return the logprobs of tokens, or `None` if no tokens are known."""
+        """Return the `logprobs` of a choice for the given tokens, or `None` without tokens or a decoder."""
         if self._decode is None or not len(ids):
             return None
         content = build_token_logprobs(self._decode, options.top_logprobs, ids, logprobs, top)
@@ -189,13 +189,14 @@ class _ChunkWriter:
         """Return the next part of a reply as server-sent events."""
         if not self._options.logprobs and len(chunk.deltas) == 1:
             (delta,) = chunk.deltas
-            if delta.keys() == _TEXT_DELTA:  # almost all
+            if delta.keys() == _TEXT_DELTA:  # almost all chunks: written without the slower JSON encoder
                 return self._write_plain(choice, f'{{"content":{encode_basestring_ascii(delta["content"])}}}')
+        # Tokens whose text is not complete yet need an event for their logprobs.
         deltas = chunk.deltas or ([{"content": ""}] if self._options.logprobs and len(chunk.ids) else [])
         events: list[bytes] = []
         for index, delta in enumerate(deltas):
             logprobs = None
-            if self._options.logprobs and index == 0:
+            if self._options.logprobs and index == 0:  # the chunk's tokens are listed once
                 logprobs = self._dialect.format_logprobs(self._options, chunk.ids, chunk.logprobs, chunk.top)
             body = _ENCODE({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None})
             events.append(f"{self._event_start}{body}{self._event_end}".encode())
@@ -205,6 +206,7 @@ class _ChunkWriter:
         return self._write_plain(choice, "{}", f'"{_find_finish_reason(self._options, reply)}"')
 
     def close(self, replies: Sequence[Reply]) -> bytes:
+        """Return the usage if requested, and the final mark of the stream."""
         usage = b""
         if self._options.include_usage:
             head = self._options.build_head(_CHUNK)
@@ -221,6 +223,7 @@ class _ChunkWriter:
 
 
 def _find_finish_reason(options: _Options, reply: Reply) -> str:
+    """Return OpenAI's finish reason: "stop" after a call of the tool that the client named, as at OpenAI and vLLM."""
     return "stop" if options.is_call_named and reply.finish == "tool_calls" else reply.finish
 
 
@@ -231,7 +234,7 @@ def error_body(refused: Refused, names: Mapping[str, str] | None = None) -> dict
         names: Field name in Chat Completions -> its name in the dialect.
     """
     param = refused.param
-    if names and param and refused.code != "unknown_parameter":
+    if names and param and refused.code != "unknown_parameter":  # an unknown field has the client's own name already
         param = names.get(param, param)
     default = "server_error" if refused.status >= 500 else "invalid_request_error"
     kind = _ERROR_TYPES.get(refused.status, default)
@@ -244,7 +247,12 @@ def encode_event(value: dict[str, Any]) -> bytes:
 
 
 def count_usage(prompts: Sequence[Reply], replies: Sequence[Reply]) -> dict[str, int] | None:
-    """Return the tokens of replies and prompts, or `None` if a server did not count its tokens."""
+    """Return OpenAI's token counts, or `None` if the server of a chat engine did not count its tokens.
+
+    Args:
+        prompts: One reply of each prompt: a prompt with several replies counts once.
+        replies: All replies.
+    """
     prompt_tokens = completion_tokens = 0
     for reply in prompts:
         if reply.prompt_tokens is None:
@@ -273,7 +281,7 @@ def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
     for index, message in enumerate(value):
         if isinstance(message, dict) and len(message) == 2:
             role, content = message.get("role"), message.get("content")
-            if role in _ROLES and isinstance(content, str):  # almost all
+            if role in _ROLES and isinstance(content, str):  # almost all messages: nothing else to check
                 messages.append({"role": role, "content": content})
                 continue
         messages.append(_read_message(message, f"messages[{index}]", images))
@@ -281,7 +289,7 @@ def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
 
 
 def _read_message(message: Any, where: str, images: list[str]) -> dict[str, Any]:
-    """Return the checked message. The places of images in a user's message are added to `images`."""
+    """Return the checked message. The places of images in a user's message are added to `images`. Raises Refused."""
     if not isinstance(message, dict):
         raise fields.invalid_value(where, "an object")
     role = message.get("role")
@@ -293,7 +301,7 @@ def _read_message(message: Any, where: str, images: list[str]) -> dict[str, Any]
     if role == "assistant":
         if message.get("function_call"):
             raise fields.unsupported_value(f"{where}.function_call", "use tool_calls.")
-        checked["content"] = content if content or not calls else None
+        checked["content"] = content if content or not calls else None  # OpenAI's form: null next to tool calls
         if checked["content"] is None and not calls:
             checked["content"] = ""
         thought = message.get("reasoning_content") or message.get("reasoning")

@@ -133,6 +133,9 @@ class CompletionsDialect:
         return error_body(refused, {"messages": "prompt"})
 
     def _decode_prompt(self, prompt: Prompt) -> str:
+        """Return the text of a prompt, which `echo` puts before its replies. Raises Refused for ids that cannot be
+        decoded.
+        """
         if isinstance(prompt, str):
             return prompt
         if self._decode is None:
@@ -158,21 +161,25 @@ class _LogprobFormatter:
         self._offset = 0
 
     def format_next(self, ids: Sequence[int], logprobs: Sequence[float], top: TopLogprobs) -> dict[str, Any] | None:
-        """Return the entries of the next tokens, or `None` for no tokens."""
+        """Return the logprobs of the next tokens in the form of Completions, or `None` without tokens or a decoder."""
         if self._decode is None or self._text is None or not len(ids):
             return None
-        tokens, offsets, others = [], [], []
+        tokens, offsets, top_entries = [], [], []
         for index, token in enumerate(ids):
             token_text = self._decode([token])
             tokens.append(token_text)
             offsets.append(self._offset)
             self._offset += len(self._text.feed([token]))
-            likely = {self._decode([other]): float(value) for other, value in (top[index] if index < len(top) else [])}
-            others.append({**dict(list(likely.items())[: self._top_count]), token_text: float(logprobs[index])})
+            logprob_by_text = {
+                self._decode([top_id]): float(value) for top_id, value in (top[index] if index < len(top) else [])
+            }
+            top_entries.append(
+                {**dict(list(logprob_by_text.items())[: self._top_count]), token_text: float(logprobs[index])}
+            )
         return {
             "tokens": tokens,
             "token_logprobs": [float(value) for value in logprobs],
-            "top_logprobs": others,
+            "top_logprobs": top_entries,
             "text_offset": offsets,
         }
 
@@ -186,10 +193,12 @@ class _TextWriter:
         self._formatters: dict[int, _LogprobFormatter] = {}
 
     def begin_reply(self, choice: int) -> bytes:
+        """Return an event with the prompt's text if the client requested `echo`."""
         echo = self._options.echoes[choice // self._options.count]
         return self._encode_choice(choice, echo) if echo else b""
 
     def write_chunk(self, choice: int, chunk: ReplyChunk) -> bytes:
+        """Return an event with the next text and its logprobs, or b"" if there are none."""
         text = "".join([delta.get("content") or "" for delta in chunk.deltas])
         logprobs = None
         if self._options.logprobs is not None:
@@ -202,6 +211,7 @@ class _TextWriter:
         return self._encode_choice(choice, "", None, reply.finish)
 
     def close(self, replies: Sequence[Reply]) -> bytes:
+        """Return the usage if requested, and the final mark of the stream."""
         usage = b""
         if self._options.include_usage:
             total = count_usage(replies[:: self._options.count], replies)
@@ -214,6 +224,7 @@ class _TextWriter:
     def _encode_choice(
         self, choice: int, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None
     ) -> bytes:
+        """Return an event with one part of a choice. If usage is requested, it is null in all events but the last."""
         usage = {"usage": None} if self._options.include_usage else {}
         return encode_event(
             {**self._common_fields, "choices": [_build_choice(choice, text, logprobs, finish)], **usage}
@@ -229,7 +240,7 @@ def _build_head(options: _Options) -> dict[str, Any]:
 
 
 def _read_prompts(value: Any) -> list[Prompt]:
-    """Return the prompts of a value: a text, ids, or a list of texts or id lists."""
+    """Return the prompts in the field `prompt`: a text, ids, or a list of texts or id lists. Raises Refused."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:

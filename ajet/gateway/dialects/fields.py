@@ -30,7 +30,13 @@ def unsupported_value(param: str, why: str) -> Refused:
 
 
 def unsupported_tool(param: str, kind: Any, runs: str = "type 'function'") -> Refused:
-    """Return the refusal of a tool that the server would have to run."""
+    """Return the refusal of a tool that the server would have to run.
+
+    Args:
+        param: The field at fault.
+        kind: The tool's type.
+        runs: The supported tools, in words.
+    """
     return unsupported_value(
         param,
         f"this server has no tools of type {kind!r}, only of {runs}. Remove the tool, or let "
@@ -39,7 +45,7 @@ def unsupported_tool(param: str, kind: Any, runs: str = "type 'function'") -> Re
 
 
 def refuse_unknown(body: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise Refused for the first unknown field with a value."""
+    """Raise Refused for the first field that is not in `known` and not null."""
     for name in body:
         if name not in known and body[name] is not None:
             raise Refused(f"Unrecognized request argument supplied: {name}", param=name, code="unknown_parameter")
@@ -98,7 +104,7 @@ def read_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_stop(value: Any, where: str = "stop") -> tuple[str, ...]:
-    """Return stop sequences: a string, or a list of up to 16."""
+    """Return the stop sequences of a string or a list of at most 16 strings, () for null. Raises Refused."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -132,12 +138,12 @@ def read_model(body: Mapping[str, Any]) -> str | None:
 
 
 def select_set(body: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return those of the named fields that the request sets, in the body's order."""
+    """Return the fields listed in `names` that the request sets, with their values."""
     return {name: value for name, value in body.items() if name in names and value is not None}
 
 
 def select_effective(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return the fields whose value has an effect.
+    """Return the fields whose value has an effect, with their values.
 
     Args:
         neutral: Field name -> the values without effect.
@@ -149,7 +155,7 @@ def select_effective(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, .
         value = body.get(name)
         if value is None or value in values:
             continue
-        if name == "logit_bias" and isinstance(value, dict) and not any(value.values()):
+        if name == "logit_bias" and isinstance(value, dict) and not any(value.values()):  # biases of 0
             continue
         effective[name] = value
     return effective
@@ -221,7 +227,7 @@ def read_image(block: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _read_image_source(source: Any, where: str) -> tuple[Any, str]:
-    """Return the URL of Anthropic's image source, and its place."""
+    """Return the URL of Anthropic's image source and its place in the request. Raises Refused."""
     if not isinstance(source, Mapping):
         raise invalid_value(where, "an object with a 'type'")
     if source.get("type") == "url":

@@ -48,8 +48,9 @@ class MessagesOptions:
 
     @property
     def signature(self) -> str:
-        """The signature of thinking blocks. Opaque: replies are recognised by their content, so no signature is
-        verified.
+        """The signature of thinking blocks, derived from the message's id.
+
+        It proves nothing: replies that come back are recognised by their content.
         """
         return self.id.removeprefix("msg_")
 
@@ -120,7 +121,7 @@ def _parse_request(body: Mapping[str, Any], caller: Caller) -> tuple[ParsedReque
     fields.refuse_unknown(body, TAKEN)
     model = fields.read_model(body)
     tools = read_tools(body.get("tools"))
-    choice, named_tool, several = read_tool_choice(body, tools)
+    choice, named_tool, allows_parallel = read_tool_choice(body, tools)
     thinking, budget = _read_thinking(body.get("thinking"))
     notes = {"model": model, "thinking_budget": budget}
     images: list[str] = []
@@ -133,7 +134,7 @@ def _parse_request(body: Mapping[str, Any], caller: Caller) -> tuple[ParsedReque
         tools=tools,
         tool_choice=choice,
         named_tool=named_tool,
-        parallel_tool_calls=several,
+        parallel_tool_calls=allows_parallel,
         max_tokens=fields.read_integer(body, "max_tokens", 1, 1 << 31),
         **fields.read_sampling(body),
         stop=_read_stops(body.get("stop_sequences")),
@@ -171,6 +172,7 @@ def _read_thinking(value: Any) -> tuple[ThinkingDisplay, int | None]:
 
 
 def _read_stops(value: Any) -> tuple[str, ...]:
+    """Return the stop sequences, or () if not set. Raises Refused."""
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) > _MAX_STOPS:
@@ -221,7 +223,7 @@ def model_info(name: str, max_input_tokens: int, max_tokens: int) -> dict[str, A
 
 
 def model_page(models: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the only page of a list of models."""
+    """Return a list of models as the only page of Anthropic's paged form."""
     return {
         "data": models,
         "has_more": False,
@@ -238,7 +240,7 @@ Choice = tuple[Any, str | None, bool]
 
 
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
-    """Return the request's tools, or `None` for no tools."""
+    """Return the request's tools in the form of Chat Completions, or `None` for no tools. Raises Refused."""
     if value is None or value == []:
         return None
     if not isinstance(value, list):
@@ -247,6 +249,7 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
     try:
         return read_chat_tools(tools)
     except Refused as refused:
+        # The check names fields of Chat Completions; the client knows its own names.
         location = (refused.param or "").replace(".function.parameters", ".input_schema").replace(".function.", ".")
         message = refused.message.replace(refused.param or "\0", location)
         raise Refused(message, status=refused.status, code=refused.code, param=location) from None
@@ -281,21 +284,23 @@ def _read_tool(tool: Any, where: str) -> dict[str, Any]:
 
 
 def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> Choice:
-    """Return the request's choice among its tools."""
+    """Return the kind of tool choice, the tool's name if "named", and whether parallel calls are allowed. Raises
+    Refused.
+    """
     choice = body.get("tool_choice")
     if choice is None:
         return "auto", None, True
     if not isinstance(choice, dict) or choice.get("type") not in ("auto", "any", "tool", "none"):
         raise invalid_value("tool_choice.type", "'auto', 'any', 'tool' or 'none'")
-    several = not read_boolean(choice, "disable_parallel_tool_use", False, "tool_choice")
+    allows_parallel = not read_boolean(choice, "disable_parallel_tool_use", False, "tool_choice")
     kind = choice["type"]
     if kind in ("auto", "none"):
-        return kind, None, several or not tools
+        return kind, None, allows_parallel or not tools
     if not tools:
         raise invalid_value("tool_choice", "'tools' in the same request")
     if kind == "any":
-        return "required", None, several
+        return "required", None, allows_parallel
     name = check_text(choice.get("name"), "tool_choice.name")
     if all(tool["function"]["name"] != name for tool in tools):
         raise invalid_value("tool_choice.name", "the name of a tool that 'tools' lists")
-    return "named", name, several
+    return "named", name, allows_parallel

@@ -26,7 +26,11 @@ _TYPES = {
 
 
 def error_body(refused: Refused, request_id: str | None = None) -> dict[str, Any]:
-    """Return the body of an error, also used in an `error` event, without `request_id`."""
+    """Return the body of an error in the form of Anthropic's servers.
+
+    Args:
+        request_id: None in an `error` event of a stream, which has no such field.
+    """
     message = refused.message
     if refused.code == "context_length_exceeded":  # clients shorten their prompts on these words
         message = f"prompt is too long: {message}"

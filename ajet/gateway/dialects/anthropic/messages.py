@@ -32,7 +32,7 @@ def read_system(value: Any) -> list[dict[str, Any]]:
 
 
 def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
-    """Return the request's messages. A turn with tool results gives several.
+    """Return the request's messages in the form of Chat Completions. A turn with tool results gives several.
 
     Args:
         images: The places of images are added to this list.
@@ -57,7 +57,7 @@ def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
 
 
 def _list_blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
-    """Return each block with its place. A string is one block of text."""
+    """Return a content's blocks as (block, place in the request). A string is one block of text. Raises Refused."""
     if isinstance(content, str):
         return [({"type": "text", "text": content}, where)]
     if not isinstance(content, list):
@@ -69,6 +69,10 @@ def _list_blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
 
 
 def _build_misplaced(block: dict[str, Any], where: str, expected: str) -> Refused:
+    """Return the refusal of a block that is not allowed at its place.
+
+    A block of a known type is misplaced, any other type is unsupported.
+    """
     kind = block.get("type")
     if not isinstance(kind, str) or kind in ("text", "tool_use", "tool_result", "thinking", "redacted_thinking"):
         return invalid_value(f"{where}.type", expected)
@@ -76,6 +80,7 @@ def _build_misplaced(block: dict[str, Any], where: str, expected: str) -> Refuse
 
 
 def _read_string(block: dict[str, Any], name: str, where: str) -> str:
+    """Return a string field of a block. Raises Refused."""
     value = block.get(name)
     if not isinstance(value, str):
         raise invalid_value(f"{where}.{name}", "a string")
@@ -83,6 +88,11 @@ def _read_string(block: dict[str, Any], name: str, where: str) -> str:
 
 
 def _read_text(content: Any, where: str, *, skip: str | None = None) -> str:
+    """Return the joined text of a content that may have text blocks only. Raises Refused.
+
+    Args:
+        skip: Blocks that begin with this text are left out.
+    """
     parts: list[str] = []
     for block, location in _list_blocks(content, where):
         if block.get("type") != "text":
@@ -94,13 +104,14 @@ def _read_text(content: Any, where: str, *, skip: str | None = None) -> str:
 
 
 def _read_user(content: Any, where: str, images: list[str]) -> list[dict[str, Any]]:
-    """Return a user's turn as messages: each tool result is a message of its own, the rest is joined."""
+    """Return a user's turn as messages: one for each tool result, one for the text and images between two results."""
     messages: list[dict[str, Any]] = []
     parts: list[Any] = []
 
     def add_message() -> None:
-        pictures = any(not isinstance(part, str) for part in parts)
-        messages.append({"role": "user", "content": build_parts(parts) if pictures else "".join(parts)})
+        """Add the collected text and images as one message, and begin to collect anew."""
+        has_images = any(not isinstance(part, str) for part in parts)
+        messages.append({"role": "user", "content": build_parts(parts) if has_images else "".join(parts)})
         parts.clear()
 
     for block, location in _list_blocks(content, where):
@@ -122,6 +133,9 @@ def _read_user(content: Any, where: str, images: list[str]) -> list[dict[str, An
 
 
 def _read_tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a tool's result as a message. Chat Completions has no error flag, so the text of an error begins with
+    "Error".
+    """
     content = block.get("content")
     text = "" if content is None else _read_text(content, f"{where}.content")
     if read_boolean(block, "is_error", False, where) and not text.lower().startswith("error"):
@@ -160,6 +174,7 @@ def _read_assistant(content: Any, where: str) -> dict[str, Any]:
 
 
 def _read_tool_use(block: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a tool call in the form of Chat Completions: its input becomes JSON text. Raises Refused."""
     tool_input = block.get("input")
     if not isinstance(tool_input, dict):
         raise invalid_value(f"{where}.input", "an object")

@@ -16,7 +16,10 @@ ThinkingDisplay = Literal["shown", "omitted", "hidden"]
 
 
 def build_content(message: dict[str, Any], thinking: ThinkingDisplay, signature: str) -> list[dict[str, Any]]:
-    """Return the blocks of a message. Raises Refused if the arguments of a call are no JSON object."""
+    """Return the content blocks of a reply's message: thinking, text, tool calls. Raises Refused.
+
+    A tool call is refused if its arguments are no JSON object, which this protocol requires.
+    """
     blocks: list[dict[str, Any]] = []
     thought = message.get("reasoning_content")
     if thought and thinking != "hidden":
@@ -50,15 +53,15 @@ def build_stop(reply: Reply, room: int) -> dict[str, Any]:
     if reply.finish == "tool_calls":
         reason = "tool_use"
     elif reply.finish == "length":
-        full = (reply.prompt_tokens or 0) + (reply.completion_tokens or 0) >= room
-        reason = "model_context_window_exceeded" if full else "max_tokens"
+        is_context_full = (reply.prompt_tokens or 0) + (reply.completion_tokens or 0) >= room
+        reason = "model_context_window_exceeded" if is_context_full else "max_tokens"
     elif reply.stopped is not None:
         reason = "stop_sequence"
     return {"stop_reason": reason, "stop_sequence": reply.stopped, "stop_details": None}
 
 
 def build_usage(prompt_tokens: int | None, completion_tokens: int | None) -> dict[str, Any]:
-    """Return the captured tokens, or 0 for uncounted tokens, since clients add these numbers up."""
+    """Return the usage in Anthropic's form. Uncounted tokens are 0, since clients add these numbers up."""
     return {
         "input_tokens": prompt_tokens or 0,
         "output_tokens": completion_tokens or 0,
@@ -68,6 +71,7 @@ def build_usage(prompt_tokens: int | None, completion_tokens: int | None) -> dic
 
 
 def _parse_input(function: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a tool call as an object. Raises Refused (502) if the model's text is no JSON object."""
     try:
         value = json.loads(function.get("arguments") or "{}")
     except (ValueError, RecursionError):

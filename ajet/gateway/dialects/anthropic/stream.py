@@ -39,9 +39,11 @@ class MessageWriter:
         """Index of a tool call -> index of its block."""
 
     def begin_reply(self, choice: int) -> bytes:
+        """Return no event: `message_start` states the prompt's tokens, which are known from the first chunk on."""
         return b""
 
     def write_chunk(self, choice: int, chunk: ReplyChunk) -> bytes:
+        """Return the events of the next part of the reply, after `message_start` if it is the first."""
         events = [self._begin_message(chunk.prompt_tokens)]
         for delta in chunk.deltas:
             if delta.get("reasoning_content"):
@@ -52,6 +54,7 @@ class MessageWriter:
         return b"".join(events)
 
     def end_reply(self, choice: int, reply: Reply) -> bytes:
+        """Return the events of the reply's end: the end of its last block, its stop reason and its usage."""
         events = [self._begin_message(reply.prompt_tokens), self._stop_block()]
         usage = build_usage(reply.prompt_tokens, reply.completion_tokens)
         events.append(_encode_event("message_delta", delta=build_stop(reply, self._context_room), usage=usage))
@@ -64,6 +67,7 @@ class MessageWriter:
         return _encode_event("error", error=error_body(refused)["error"])
 
     def _begin_message(self, prompt_tokens: int | None) -> bytes:
+        """Return the events `message_start` and `ping`, or b"" if they were written before."""
         if self._has_begun:
             return b""
         self._has_begun = True
@@ -81,6 +85,7 @@ class MessageWriter:
         return _encode_event("message_start", message=message) + _encode_event("ping")
 
     def _write_thinking(self, thought: str) -> bytes:
+        """Return the events of more thinking: none if it is hidden, only an empty block if its text is omitted."""
         if self._thinking_display == "hidden":
             return b""
         events = b"" if self._open_block_type == "thinking" else self._start_block(thinking_block(""))
@@ -93,6 +98,7 @@ class MessageWriter:
         return events + self._write_delta(self._blocks - 1, "text_delta", text=text)
 
     def _write_call(self, call: dict[str, Any]) -> bytes:
+        """Return the events of a tool call's next part. The first part of a call opens its block."""
         function = call.get("function") or {}
         index = call.get("index", 0)
         events = b""
@@ -104,20 +110,22 @@ class MessageWriter:
         return events
 
     def _start_block(self, block: dict[str, Any]) -> bytes:
+        """Return the events that close the open block and start `block`."""
         events = self._stop_block()
         self._open_block_type = block["type"]
         self._blocks += 1
         return events + _encode_event("content_block_start", index=self._blocks - 1, content_block=block)
 
     def _stop_block(self) -> bytes:
+        """Return the events that close the open block, if there is one. A block of thinking ends with its signature."""
         if self._open_block_type is None:
             return b""
         index = self._blocks - 1
-        signed = b""
+        signature_event = b""
         if self._open_block_type == "thinking":
-            signed = self._write_delta(index, "signature_delta", signature=self._signature)
+            signature_event = self._write_delta(index, "signature_delta", signature=self._signature)
         self._open_block_type = None
-        return signed + _encode_event("content_block_stop", index=index)
+        return signature_event + _encode_event("content_block_stop", index=index)
 
     def _write_delta(self, index: int, kind: str, **values: str) -> bytes:
         return _encode_event("content_block_delta", index=index, delta={"type": kind, **values})

@@ -66,15 +66,18 @@ class _Conversation:
         """(name, id) of the calls without a response."""
 
     def add_reply(self, parts: Any, where: str) -> None:
-        """Add a content of the model. Some clients send each event of a stream as a content of its own."""
+        """Add a content of the model to the present assistant message, or begin one. Raises Refused.
+
+        Some clients send each event of a stream as a content of its own.
+        """
         reply = self.messages[-1] if self.messages else {}
         if reply.get("role") != "assistant":
             reply = {"role": "assistant", "content": ""}
             self.messages.append(reply)
         for kind, part, location in _list_parts(parts, where):
             if kind == "text":
-                name = "reasoning_content" if part.get("thought") else "content"
-                reply[name] = (reply.get(name) or "") + part["text"]
+                field_name = "reasoning_content" if part.get("thought") else "content"
+                reply[field_name] = (reply.get(field_name) or "") + part["text"]
             elif kind == "functionCall":
                 reply.setdefault("tool_calls", []).append(self._read_call(part[kind], f"{location}.{kind}"))
             else:
@@ -83,26 +86,29 @@ class _Conversation:
             reply["content"] = reply["content"] or None
 
     def add_request(self, parts: Any, where: str) -> None:
-        """Add a content of the user: each function response is a message of its own, the rest is joined."""
-        joined: list[Any] = []
-        count = len(self.messages)
+        """Add a content of the user: one message for each function response, one for the text and images between two
+        responses.
+        """
+        pending_parts: list[Any] = []
+        message_count = len(self.messages)
         for kind, part, location in _list_parts(parts, where):
             if kind == "text":
-                joined.append(part["text"])
+                pending_parts.append(part["text"])
             elif kind == "inlineData":
                 self._images.append(f"{location}.{kind}")
-                joined.append(_read_image(part[kind], f"{location}.{kind}"))
+                pending_parts.append(_read_image(part[kind], f"{location}.{kind}"))
             elif kind == "functionResponse":
-                self._add_user(joined)
+                self._add_user(pending_parts)
                 self.messages.append(self._read_response(part[kind], f"{location}.{kind}"))
             else:
                 raise invalid_value(
                     location, "'text', 'inlineData' or 'functionResponse' in a content of the role 'user'"
                 )
-        if joined or len(self.messages) == count:
-            self._add_user(joined or [""])
+        if pending_parts or len(self.messages) == message_count:
+            self._add_user(pending_parts or [""])
 
     def _add_user(self, parts: list[Any]) -> None:
+        """Append text and images as one user message and clear the list. Does nothing for an empty list."""
         if parts:
             has_images = any(not isinstance(part, str) for part in parts)
             content = build_parts(parts) if has_images else "".join(parts)
@@ -110,18 +116,22 @@ class _Conversation:
             parts.clear()
 
     def _read_call(self, value: Any, where: str) -> dict[str, Any]:
+        """Return a function call as a tool call, and note that it is unanswered. Raises Refused.
+
+        A call without an id gets its number in the conversation.
+        """
         call = read_object(value, where, ("id", "name", "args"))
         name = check_text(call.get("name"), f"{where}.name")
         if not isinstance(call.get("args", {}), dict):
             raise invalid_value(f"{where}.args", "an object")
-        number = check_text(call.get("id", f"call_{self._calls}"), f"{where}.id")
+        call_id = check_text(call.get("id", f"call_{self._calls}"), f"{where}.id")
         self._calls += 1
-        self._unanswered_calls.append((name, number))
+        self._unanswered_calls.append((name, call_id))
         arguments = json.dumps(call.get("args", {}), ensure_ascii=False)
-        return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _read_response(self, value: Any, where: str) -> dict[str, Any]:
-        """Return a function's response as a message. Without an id it answers the first open call of its name."""
+        """Return a function's response as a tool message. Without an id it answers the first open call of its name."""
         response = read_object(value, where, ("id", "name", "response", "parts"))
         if response.get("parts"):
             raise unsupported_value(f"{where}.parts", "this server supports 'response' only.")
@@ -129,15 +139,15 @@ class _Conversation:
         matching = [
             call for call in self._unanswered_calls if response.get("id", call[1]) == call[1] and call[0] == name
         ]
-        number = check_text(response.get("id", matching[0][1] if matching else name), f"{where}.id")
+        call_id = check_text(response.get("id", matching[0][1] if matching else name), f"{where}.id")
         self._unanswered_calls = [call for call in self._unanswered_calls if call not in matching[:1]]
         if not isinstance(response.get("response", {}), dict):
             raise invalid_value(f"{where}.response", "an object")
-        return {"role": "tool", "tool_call_id": number, "content": _read_output(response.get("response", {}))}
+        return {"role": "tool", "tool_call_id": call_id, "content": _read_output(response.get("response", {}))}
 
 
 def _read_output(response: dict[str, Any]) -> str:
-    """Return the text of a response: of `output` or `error` if that is all, as Google defines, else of the object."""
+    """Return a function's response as text. Its only key may be `output` or `error`; any other object becomes JSON."""
     output: Any = response
     prefix = ""
     if response.keys() == {"output"}:

@@ -76,6 +76,7 @@ class GeminiDialect:
         return error_body(refused)
 
     def _parse_request(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
+        """Parse a request, also one that only counts tokens. Raises Refused."""
         request_body = read_object(body, "", _TOP)
         config = {
             f"{_CONFIG}.{name}": value for name, value in read_object(request_body.get(_CONFIG, {}), _CONFIG).items()
@@ -135,7 +136,7 @@ class GeminiCountDialect(GeminiDialect):
     def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
         """Parse a request whose tokens are to be counted. Raises Refused."""
         request_body = read_object(body, "")
-        if "generateContentRequest" in request_body:
+        if "generateContentRequest" in request_body:  # the nested form of Google's API; the model is in the address
             request_body = {
                 **read_object(request_body["generateContentRequest"], "generateContentRequest"),
                 "model": request_body["model"],
@@ -146,6 +147,7 @@ class GeminiCountDialect(GeminiDialect):
 
 
 def _read_sampling(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling fields by their names in `ParsedRequest`. Raises Refused."""
     top_p = fields.read_number(config, f"{_CONFIG}.topP", 0, 1)
     if top_p == 0:
         raise fields.invalid_value(f"{_CONFIG}.topP", "a number above 0 and at most 1")
@@ -153,7 +155,7 @@ def _read_sampling(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "temperature": fields.read_number(config, f"{_CONFIG}.temperature", 0, 2),
         "top_p": top_p,
-        "top_k": None if top_k is None else int(top_k) or -1,
+        "top_k": None if top_k is None else int(top_k) or -1,  # -1: no limit, like 0 here
     }
 
 

@@ -25,8 +25,10 @@ def read_object(value: Any, where: str, known: Collection[str] | None = None) ->
     """
     if not isinstance(value, dict):
         raise invalid_value(where, "an object")
-    entries = {_UNDERSCORE.sub(lambda match: match[1].upper(), name): each for name, each in value.items()}
-    entries = {name: each for name, each in entries.items() if each is not None}
+    entries = {
+        _UNDERSCORE.sub(lambda match: match[1].upper(), name): field_value for name, field_value in value.items()
+    }
+    entries = {name: field_value for name, field_value in entries.items() if field_value is not None}
     if known is not None:
         prefix = f"{where}." if where else ""
         refuse_unknown({prefix + name: True for name in entries}, [prefix + name for name in known])
@@ -49,12 +51,13 @@ def convert_schema(schema: Any, where: str) -> dict[str, Any]:
             if value != "TYPE_UNSPECIFIED":
                 converted[name] = value.lower()
         elif name == "properties" and isinstance(value, dict):
-            converted[name] = {key: convert_schema(each, f"{location}.{key}") for key, each in value.items()}
+            converted[name] = {key: convert_schema(subschema, f"{location}.{key}") for key, subschema in value.items()}
         elif name == "items":
             converted[name] = convert_schema(value, location)
         elif name == "anyOf":
             converted[name] = [
-                convert_schema(each, f"{location}[{index}]") for index, each in enumerate(read_list(value, location))
+                convert_schema(subschema, f"{location}[{index}]")
+                for index, subschema in enumerate(read_list(value, location))
             ]
         elif name in _COUNTS:
             converted[name] = _read_count(value, location)
@@ -68,6 +71,7 @@ def convert_schema(schema: Any, where: str) -> dict[str, Any]:
 
 
 def _read_count(value: Any, where: str) -> int:
+    """Return an int64, which Google's JSON writes as text. Raises Refused."""
     try:
         return int(value)
     except (TypeError, ValueError):

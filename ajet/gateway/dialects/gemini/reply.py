@@ -51,7 +51,7 @@ class GeminiOptions:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
 
     def build_answer(self, candidates: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return an answer without usage."""
+        """Return an answer, or an event of a stream, without usage."""
         return {"candidates": candidates, "modelVersion": self.model, "responseId": self.id}
 
 
@@ -61,7 +61,13 @@ def build_text(kind: str, text: str) -> dict[str, Any]:
 
 
 def build_candidate(index: int, parts: list[dict[str, Any]], reply: Reply | None = None) -> dict[str, Any]:
-    """Return a candidate: some of its parts, or all that follows with the reply's function calls and its end."""
+    """Return a candidate of an answer or of a stream's event.
+
+    Args:
+        index: Number of the candidate.
+        parts: Its text.
+        reply: The complete reply: adds its function calls and its finish reason. None: more events follow.
+    """
     end: dict[str, Any] = {}
     if reply is not None:
         end = {"finishReason": "MAX_TOKENS" if reply.finish == "length" else "STOP"}
@@ -86,7 +92,7 @@ def _build_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_usage(replies: Sequence[Reply], decode: Decode | None) -> dict[str, Any]:
-    """Return the usage in a dict, which is empty if the server of a chat engine did not count its tokens."""
+    """Return {"usageMetadata": counts}, or {} if the server of a chat engine did not count its tokens."""
     usage = count_usage(replies[:1], replies)
     if usage is None:
         return {}
@@ -121,6 +127,9 @@ class GeminiWriter:
         return b""
 
     def write_chunk(self, choice: int, chunk: ReplyChunk) -> bytes:
+        """Return an event with the chunk's text, or b"" without text. Thoughts are left out unless the client requested
+        them.
+        """
         kinds = ("reasoning_content", "content") if self._options.shows_thoughts else ("content",)
         texts = [(kind, delta[kind]) for delta in chunk.deltas for kind in kinds if delta.get(kind)]
         groups = groupby(texts, key=itemgetter(0))
@@ -128,9 +137,11 @@ class GeminiWriter:
         return encode_event(self._options.build_answer([build_candidate(choice, parts)])) if parts else b""
 
     def end_reply(self, choice: int, reply: Reply) -> bytes:
+        """Return no event: `close` sends the ends of all candidates together."""
         return b""
 
     def close(self, replies: Sequence[Reply]) -> bytes:
+        """Return the last event: function calls and finish reasons of all candidates, and the usage."""
         ends = [build_candidate(index, [], reply) for index, reply in enumerate(replies)]
         return encode_event({**self._options.build_answer(ends), **build_usage(replies, self._options.decode)})
 

@@ -23,7 +23,7 @@ _MODES = {"MODE_UNSPECIFIED": "auto", "AUTO": "auto", "NONE": "none", "ANY": "re
 
 
 def read_tools(value: Any, inert: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the functions of the request's tools, or `None` for none.
+    """Return the functions of the request's tools in the form of Chat Completions, or `None` for none. Raises Refused.
 
     Args:
         inert: Schemas of results are added by their names. Chat templates and servers have no place for them.
@@ -34,15 +34,21 @@ def read_tools(value: Any, inert: dict[str, Any]) -> list[dict[str, Any]] | None
         for kind, declared in read_object(tool, tool_location).items():
             if kind != "functionDeclarations":
                 raise unsupported_tool(f"{tool_location}.{kind}", kind, "'functionDeclarations'")
-            for number, each in enumerate(read_list(declared, f"{tool_location}.{kind}")):
+            for number, declaration in enumerate(read_list(declared, f"{tool_location}.{kind}")):
                 location = f"{tool_location}.{kind}[{number}]"
-                function = read_object(each, location, _FUNCTION)
+                function = read_object(declaration, location, _FUNCTION)
                 inert |= {f"{location}.{name}": function[name] for name in _ABOUT_RESULTS if name in function}
                 functions.append({"type": "function", "function": _read_function(function, location)})
     return functions or None
 
 
 def _read_function(declared: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the `function` of a tool in the form of Chat Completions. Raises Refused.
+
+    Args:
+        declared: The checked `functionDeclaration`.
+        where: Its place in the request.
+    """
     if declared.get("behavior", "BLOCKING") not in ("BLOCKING", "UNSPECIFIED"):
         raise unsupported_value(f"{where}.behavior", "this server supports 'BLOCKING' only.")
     function: dict[str, Any] = {"name": check_text(declared.get("name"), f"{where}.name")}
@@ -77,6 +83,7 @@ def read_tool_choice(value: Any, tools: list[dict[str, Any]] | None) -> tuple[To
     allowed_names = read_list(calling.get("allowedFunctionNames"), f"{location}.allowedFunctionNames")
     allowed = [check_text(name, f"{location}.allowedFunctionNames") for name in allowed_names]
     names = [tool["function"]["name"] for tool in tools or ()]
+    # A list of all functions restricts nothing. A single function that must be called is named below.
     if not allowed or set(names) == set(allowed) and (choice != "required" or len(names) > 1):
         return choice, None
     if choice == "required" and len(allowed) == 1 and allowed[0] in names:

@@ -81,6 +81,7 @@ class _Options:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def build_response(self, status: str, output: Sequence[Item], **values: Any) -> dict[str, Any]:
+        """Return a response object with the request's repeated fields. `values` replace its other fields."""
         is_finished = status in ("completed", "incomplete")
         return {
             "id": self.id,
@@ -110,6 +111,7 @@ class _Options:
         return response
 
     def store_response(self, response: dict[str, Any]) -> None:
+        """Store the response for later requests, unless the client sent `store: false`."""
         if self.store:
             self.stored.keep(self.previous, self.own, response)
 
@@ -129,9 +131,9 @@ class ResponsesDialect:
         stored = find_stored_responses(caller.dialect_state)
         previous = _find_previous(body.get("previous_response_id"), stored)
         input_items = read_input(body.get("input", []), stored)
-        earlier = previous.conversation() + previous.response["output"] if previous is not None else []
+        earlier_items = previous.conversation() + previous.response["output"] if previous is not None else []
         images: list[str] = []
-        messages = messages_of(earlier, input_items, stored, images)
+        messages = messages_of(earlier_items, input_items, stored, images)
         instructions = body.get("instructions")
         if instructions is not None:
             if not isinstance(instructions, str):
@@ -142,8 +144,8 @@ class ResponsesDialect:
         tools, namespaces = read_tools(body.get("tools"))
         choice, named_tool = read_tool_choice(body, tools)
         includes = _read_includes(body.get("include"))
-        top = fields.read_integer(body, "top_logprobs", 0, 20)
-        logprobs = "message.output_text.logprobs" in includes or bool(top)
+        top_logprobs = fields.read_integer(body, "top_logprobs", 0, 20)
+        logprobs = "message.output_text.logprobs" in includes or bool(top_logprobs)
         summary, effort = _read_reasoning(body.get("reasoning"))
         schema, engine_fields = _read_text(body.get("text"))
         seed = fields.read_seed(body)
@@ -166,7 +168,7 @@ class ResponsesDialect:
             **fields.read_sampling(body),
             stop=fields.read_stop(body.get("stop")),
             logprobs=logprobs,
-            top_logprobs=top or 0,
+            top_logprobs=top_logprobs or 0,
             json_schema=schema,
             engine_fields=engine_fields,
             inert_fields=fields.select_set(body, INERT),
@@ -175,10 +177,12 @@ class ResponsesDialect:
         echo = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
         echo["tools"] = [_build_echo(tool) for tool in body.get("tools") or ()]
         echo["text"] = {"format": {"type": "text"}, **(body.get("text") or {})}
-        sealing = "reasoning.encrypted_content" in includes
-        telling = Telling(self._decode if logprobs else None, top or 0, summary, sealing, namespaces)
+        encrypts_reasoning = "reasoning.encrypted_content" in includes
+        output_options = Telling(
+            self._decode if logprobs else None, top_logprobs or 0, summary, encrypts_reasoning, namespaces
+        )
         store = fields.read_boolean(body, "store", True)
-        request.options = _Options(echo, telling, self._decode, stored, previous, input_items, store)
+        request.options = _Options(echo, output_options, self._decode, stored, previous, input_items, store)
         request.is_streamed = fields.read_boolean(body, "stream", False)
         return request
 
@@ -187,6 +191,7 @@ class ResponsesDialect:
         options: _Options = request.options
         reply = replies[0]
         output = Output(options.id, options.telling, options.stored.called)
+        # Only the items are needed here: the events that build them are dropped.
         for _ in output.feed(build_complete_chunk(reply)):
             pass
         for _ in output.end(_find_status(reply)):
@@ -223,6 +228,7 @@ class _ResponseWriter:
         self._sequence_number = 0
 
     def begin_reply(self, choice: int) -> bytes:
+        """Return the first two events of a stream, both with the empty response."""
         begun = self._options.build_response("in_progress", ())
         return self._encode_event({"type": "response.created", "response": begun}) + self._encode_event(
             {"type": "response.in_progress", "response": begun}
@@ -235,10 +241,12 @@ class _ResponseWriter:
         return b"".join([self._encode_event(event) for event in self._output.end(_find_status(reply))])
 
     def close(self, replies: Sequence[Reply]) -> bytes:
+        """Store the response, and return the last event with it: `response.completed` or `response.incomplete`."""
         response = self._options.complete_response(replies[0], self._output.items)
         return self._encode_event({"type": f"response.{response['status']}", "response": response})
 
     def fail(self, refused: Refused) -> bytes:
+        """Store the response as failed with the items so far, and return its last event."""
         code = "server_error"
         if refused.status < 500:
             code = "rate_limit_exceeded" if refused.status == 429 else "invalid_prompt"
@@ -249,6 +257,7 @@ class _ResponseWriter:
         return self._encode_event({"type": "response.failed", "response": response})
 
     def _encode_event(self, event: Event) -> bytes:
+        """Return a server-sent event, named by its type, with the next sequence number."""
         numbered = {**event, "sequence_number": self._sequence_number}
         self._sequence_number += 1
         data = json.dumps(numbered, separators=(",", ":"))
@@ -291,10 +300,12 @@ def _find_previous(name: Any, stored: StoredResponses) -> StoredResponse | None:
 
 
 def _build_echo(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool as the response repeats it: a function always has `parameters` and `strict`."""
     return {"parameters": None, "strict": None, **tool} if tool["type"] == "function" else tool
 
 
 def _read_includes(value: Any) -> list[str]:
+    """Return the optional parts of the response that the client requests. Raises Refused for an unknown part."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -332,12 +343,12 @@ def _read_text(value: Any) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
         raise fields.invalid_value("text", "an object")
     fields.refuse_unknown(value, {"format", "verbosity"})
     schema = fields.read_format(value.get("format"), "text.format", is_nested=False)
-    passed: dict[str, Any] = {}
+    engine_fields: dict[str, Any] = {}
     if schema is not None:
-        passed["response_format"] = _build_response_format(value["format"])
+        engine_fields["response_format"] = _build_response_format(value["format"])
     if value.get("verbosity") is not None:
-        passed["verbosity"] = fields.check_text(value["verbosity"], "text.verbosity")
-    return schema, passed
+        engine_fields["verbosity"] = fields.check_text(value["verbosity"], "text.verbosity")
+    return schema, engine_fields
 
 
 def _build_response_format(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -362,8 +373,8 @@ def _check_rest(body: Mapping[str, Any]) -> None:
     fields.read_integer(body, "max_tool_calls", 1, 1 << 31)
     metadata = body.get("metadata")
     if metadata is not None:
-        texts = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
-        if not texts:
+        are_texts = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+        if not are_texts:
             raise fields.invalid_value("metadata", "an object of strings")
     for name in ("user", "prompt_cache_key", "safety_identifier"):
         if not isinstance(body.get(name, ""), (str, type(None))):
@@ -386,9 +397,14 @@ _PAGE = 20
 
 
 def response_routes(find_state: Callable[[Request], dict[str, Any]]) -> list[Route]:
-    """Return the routes. `find_state` returns the memory of the session of a request's key, or raises Refused."""
+    """Return the routes that read, list, cancel and delete stored responses.
 
-    async def response(request: Request) -> Response:
+    Args:
+        find_state: Returns the dialects' state in the session of a request's key, or raises Refused.
+    """
+
+    async def serve_response(request: Request) -> Response:
+        """Answer with a stored response, or delete it. Raises Refused."""
         stored = find_stored_responses(find_state(request))
         name = request.path_params["name"]
         if request.method == "DELETE":
@@ -399,22 +415,25 @@ def response_routes(find_state: Callable[[Request], dict[str, Any]]) -> list[Rou
             )
         return JSONResponse(stored.get(name).response)
 
-    async def items(request: Request) -> Response:
+    async def list_items(request: Request) -> Response:
+        """Answer with a page of a stored response's input items. Raises Refused."""
         stored = find_stored_responses(find_state(request)).get(request.path_params["name"])
         query = request.query_params
         order, limit = query.get("order", "desc"), query.get("limit", str(_PAGE))
         if order not in ("asc", "desc"):
             raise invalid_value("order", "'asc' or 'desc'")
+        # Four digits decide: int() of a text of any length could take long.
         if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= 100):
             raise invalid_value("limit", "an integer from 1 to 100")
         return JSONResponse(item_list(stored, order=order, limit=int(limit), after=query.get("after")))
 
-    async def cancel(request: Request) -> Response:
+    async def refuse_cancel(request: Request) -> Response:
+        """Raise Refused: no response runs in the background here, so none can be cancelled."""
         find_stored_responses(find_state(request)).get(request.path_params["name"])
         raise Refused("Only responses created with 'background': true can be cancelled.", code="invalid_value")
 
     return [
-        Route("/v1/responses/{name}", response, methods=["GET", "DELETE"]),
-        Route("/v1/responses/{name}/input_items", items, methods=["GET"]),
-        Route("/v1/responses/{name}/cancel", cancel, methods=["POST"]),
+        Route("/v1/responses/{name}", serve_response, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}/input_items", list_items, methods=["GET"]),
+        Route("/v1/responses/{name}/cancel", refuse_cancel, methods=["POST"]),
     ]

@@ -46,7 +46,7 @@ def read_input(value: Any, stored: StoredResponses) -> list[Item]:
 def messages_of(
     earlier: Sequence[Item], own: Sequence[Item], stored: StoredResponses, images: list[str]
 ) -> list[dict[str, Any]]:
-    """Return a conversation of items as messages. Raises Refused.
+    """Return the items of a conversation as messages of Chat Completions. Raises Refused.
 
     Args:
         earlier: Items of earlier responses.
@@ -60,7 +60,7 @@ def messages_of(
     for index, item in enumerate(own):
         conversation.add(item, f"input[{index}]")
     for message in conversation.messages:
-        if message["content"] is None and not message.get("tool_calls"):
+        if message["content"] is None and not message.get("tool_calls"):  # null is allowed next to tool calls only
             message["content"] = ""
     return conversation.messages
 
@@ -86,6 +86,7 @@ class _Conversation:
         """True if results of the message's calls have followed."""
 
     def add(self, item: Item, where: str) -> None:
+        """Add an item, by its type. Raises Refused for a type that this server does not support."""
         kind = item.get("type") or "message"
         if kind == "message":
             self._add_message(item, where)
@@ -99,6 +100,9 @@ class _Conversation:
             raise unsupported_value(f"{where}.type", f"this server does not support items of type {kind!r}.")
 
     def _add_message(self, item: Item, where: str) -> None:
+        """Add a message. The assistant's text joins the reply of the items before it, unless that reply has text
+        already.
+        """
         role = item.get("role")
         if role not in _ROLES:
             raise invalid_value(f"{where}.role", "one of " + ", ".join(_ROLES))
@@ -116,47 +120,55 @@ class _Conversation:
         reply["content"] = (reply["content"] or "") + content
 
     def _add_reasoning(self, thought: str) -> None:
+        """Add reasoning. It begins a new reply if the present one has text or calls already."""
         reply = self._open_reply(begin=self._has_text() or self._has_calls())
         if thought:
             reply["reasoning_content"] = reply.get("reasoning_content", "") + thought
 
     def _add_call(self, item: Item, where: str) -> None:
+        """Add a function call to the assistant message of its reply. Raises Refused."""
         name = check_text(item.get("name"), f"{where}.name")
         if item.get("namespace") is not None:
             name = one_name(check_text(item["namespace"], f"{where}.namespace"), name)
-        call = check_text(item.get("call_id"), f"{where}.call_id")
+        call_id = check_text(item.get("call_id"), f"{where}.call_id")
         arguments = item.get("arguments")
         if not isinstance(arguments, str):
             raise invalid_value(f"{where}.arguments", "a string that contains JSON")
-        tool_call = {"type": "function", "function": {"name": name, "arguments": arguments}, "id": call}
-        self._open_reply(begin=False, call=call).setdefault("tool_calls", []).append(tool_call)
+        tool_call = {"type": "function", "function": {"name": name, "arguments": arguments}, "id": call_id}
+        self._open_reply(begin=False, call=call_id).setdefault("tool_calls", []).append(tool_call)
 
     def _add_result(self, item: Item, where: str) -> None:
+        """Add the result of a function call as a tool message. Raises Refused."""
         output = read_content(item.get("output"), f"{where}.output")
         if output is None:
             raise invalid_value(f"{where}.output", "a string or a list of text parts")
-        call = check_text(item.get("call_id"), f"{where}.call_id")
+        call_id = check_text(item.get("call_id"), f"{where}.call_id")
         self._has_call_results = True
-        self.messages.append({"role": "tool", "content": output, "tool_call_id": call})
+        self.messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
 
     def _open_reply(self, *, begin: bool, call: str | None = None) -> dict[str, Any]:
-        """Return the message to extend.
+        """Return the assistant message that the next item extends: the present one, or a new one.
 
-        After results a new message begins, except for a call known to be of the same reply: clients may put each result
-        right after its call.
+        Args:
+            begin: True if the item cannot belong to the present message.
+            call: Id of a function call. After results only a call known to be of the same reply extends the message:
+                clients may put each result right after its call.
         """
         if self._has_call_results:
-            begin = call is None or not self._same_reply(call)
+            begin = call is None or not self._is_same_reply(call)
         if begin or self._reply is None:
             self._reply = {"role": "assistant", "content": None}
             self._has_call_results = False
             self.messages.append(self._reply)
         return self._reply
 
-    def _same_reply(self, call: str) -> bool:
-        reply = self._stored.reply_of(call)
-        calls = (self._reply or {}).get("tool_calls") or ()
-        return reply is not None and any(self._stored.reply_of(other["id"]) == reply for other in calls)
+    def _is_same_reply(self, call: str) -> bool:
+        """Return True if this session's response with the call `call` also made a call of the present message."""
+        response_id = self._stored.reply_of(call)
+        message_calls = (self._reply or {}).get("tool_calls") or ()
+        return response_id is not None and any(
+            self._stored.reply_of(message_call["id"]) == response_id for message_call in message_calls
+        )
 
     def _has_text(self) -> bool:
         return self._reply is not None and self._reply["content"] is not None
@@ -187,4 +199,4 @@ def _read_reasoning(item: Item, where: str) -> str:
             return base64.b64decode(secret[len(_SEALED) :], validate=True).decode()
         except ValueError as error:  # invalid base64 or invalid UTF-8
             raise invalid_value(f"{where}.encrypted_content", "the unchanged text that this server returned") from error
-    return "".join(texts)
+    return "".join(texts)  # of the summary: the loop's last field

@@ -58,12 +58,12 @@ class Output:
 
     def feed(self, chunk: ReplyChunk) -> Iterator[Event]:
         """Yield the events of the next part of the reply."""
-        telling = self._format
-        if telling.decode is not None and len(chunk.ids):
+        options = self._format
+        if options.decode is not None and len(chunk.ids):
             self._pending_logprobs += [
                 _with_bytes(entry)
                 for entry in build_token_logprobs(
-                    telling.decode, telling.top_logprobs, chunk.ids, chunk.logprobs, chunk.top
+                    options.decode, options.top_logprobs, chunk.ids, chunk.logprobs, chunk.top
                 )
             ]
         for delta in chunk.deltas:
@@ -107,6 +107,7 @@ class Output:
             yield self._build_event("response.reasoning_summary_text.delta", summary_index=0, delta=text)
 
     def _begin_text(self, text: str) -> Iterator[Event]:
+        """Yield the events of more text. The first text opens a new message item."""
         if self._open_item_type != "message":
             item: Item = {"type": "message", "role": "assistant", "content": []}
             yield from self._begin_item(item, "msg")
@@ -127,13 +128,13 @@ class Output:
         """Yield the events of a tool call's next part. Another call's first part opens a new item."""
         function = call.get("function") or {}
         if self._open_item_type != "function_call" or self._call != call.get("index", 0):
-            name = call.get("id") or f"call_{self._response_id}_{len(self.items)}"
-            self._on_call(name, self._response_id)
-            called = function.get("name") or ""
-            space, called = self._format.namespaces.get(called, (None, called))
-            item: Item = {"type": "function_call", "call_id": name, "name": called, "arguments": ""}
-            if space is not None:
-                item["namespace"] = space
+            call_id = call.get("id") or f"call_{self._response_id}_{len(self.items)}"
+            self._on_call(call_id, self._response_id)
+            function_name = function.get("name") or ""
+            namespace, function_name = self._format.namespaces.get(function_name, (None, function_name))
+            item: Item = {"type": "function_call", "call_id": call_id, "name": function_name, "arguments": ""}
+            if namespace is not None:
+                item["namespace"] = namespace
             yield from self._begin_item(item, "fc")
             self._call = call.get("index", 0)
         arguments = function.get("arguments")
@@ -142,13 +143,20 @@ class Output:
             yield self._build_event("response.function_call_arguments.delta", delta=arguments)
 
     def _begin_item(self, item: Item, kind: str) -> Iterator[Event]:
+        """Complete the open item, append a new one, and yield the events of both.
+
+        Args:
+            item: The new item, without id and status.
+            kind: Prefix of its id, such as "msg".
+        """
         yield from self._end_item("completed")
         item["id"] = f"{kind}_{self._response_id.partition('_')[2]}_{len(self.items)}"
         item["status"] = "in_progress"
         self._open_item_type = item["type"]
-        begun = {name: [] if isinstance(value, list) else value for name, value in item.items()}
+        # A copy: the event shows the item without the parts that are added later.
+        empty_item = {name: [] if isinstance(value, list) else value for name, value in item.items()}
         self.items.append(item)
-        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": begun}
+        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": empty_item}
 
     def _end_item(self, status: str) -> Iterator[Event]:
         """Yield the events that complete the open item, if there is one."""
@@ -180,6 +188,7 @@ class Output:
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
 
     def _build_event(self, kind: str, **values: Any) -> Event:
+        """Return an event about the latest item."""
         return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **values}
 
 
@@ -200,7 +209,7 @@ def reasoning_tokens(ids: Sequence[int], message: dict[str, Any], decode: Decode
     if not thought or decode is None:
         return 0
     low, high = 0, len(ids)
-    while low < high:
+    while low < high:  # binary search for the shortest beginning whose text has the reasoning
         middle = (low + high) // 2
         if thought in decode(ids[:middle]):
             high = middle
@@ -210,5 +219,6 @@ def reasoning_tokens(ids: Sequence[int], message: dict[str, Any], decode: Decode
 
 
 def _with_bytes(entry: dict[str, Any]) -> dict[str, Any]:
-    others = [{**other, "bytes": other["bytes"] or []} for other in entry["top_logprobs"]]
-    return {**entry, "bytes": entry["bytes"] or [], "top_logprobs": others}
+    """Return a logprobs entry with [] for unknown bytes, since this protocol's `bytes` is never null."""
+    alternatives = [{**alternative, "bytes": alternative["bytes"] or []} for alternative in entry["top_logprobs"]]
+    return {**entry, "bytes": entry["bytes"] or [], "top_logprobs": alternatives}

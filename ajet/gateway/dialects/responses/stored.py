@@ -115,8 +115,9 @@ class StoredResponses:
         return self._items_by_id.get(name)
 
     def _intern_value(self, value: Any) -> Any:
-        spelled = json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
-        return self._value_by_digest.setdefault(hashlib.blake2b(spelled, digest_size=16).digest(), value)
+        """Return the stored value that equals `value`: items repeated by many requests are stored once."""
+        json_bytes = json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
+        return self._value_by_digest.setdefault(hashlib.blake2b(json_bytes, digest_size=16).digest(), value)
 
 
 def find_stored_responses(dialect_state: dict[str, Any]) -> StoredResponses:
@@ -152,6 +153,11 @@ def item_list(stored: StoredResponse, *, order: str, limit: int, after: str | No
 
 
 def _build_listed(item: Item, at: int) -> Item:
+    """Return an item as listed for clients: with id, status and type, and its text as a content part.
+
+    Args:
+        at: The item's position, which names it if it has no id.
+    """
     kind = item.get("type") or "message"
     listed_item: Item = {"id": item.get("id") or f"item_{at}", "status": "completed", **item, "type": kind}
     listed_item["id"] = listed_item["id"] or f"item_{at}"

@@ -27,7 +27,9 @@ _ONLY = ("defer_loading", "async", "output_schema", "allowed_callers")
 
 
 def read_tools(value: Any) -> tuple[list[dict[str, Any]] | None, Namespaces]:
-    """Return the request's tools (`None` for no tools), and their namespaces. Raises Refused."""
+    """Return the request's tools in the form of Chat Completions (`None` for no tools), and their namespaces. Raises
+    Refused.
+    """
     if value is None or value == []:
         return None, {}
     if not isinstance(value, list):
@@ -39,23 +41,25 @@ def read_tools(value: Any) -> tuple[list[dict[str, Any]] | None, Namespaces]:
         if not isinstance(tool, dict) or tool.get("type") != "namespace":
             tools.append(_read_function(tool, location))
             continue
-        space = check_text(tool.get("name"), f"{location}.name")
+        namespace = check_text(tool.get("name"), f"{location}.name")
         members = tool.get("tools")
         if not isinstance(members, list):
             raise invalid_value(f"{location}.tools", "a list of tools")
         description = tool.get("description") or ""
         if not isinstance(description, str):
             raise invalid_value(f"{location}.description", "a string")
-        for number, member in enumerate(members):
-            function_tool = _read_function(member, f"{location}.tools[{number}]")
+        for member_index, member in enumerate(members):
+            function_tool = _read_function(member, f"{location}.tools[{member_index}]")
             function = function_tool["function"]
-            full_name = one_name(space, function["name"])
-            namespaces[full_name] = (space, function["name"])
-            about = [part for part in (description if number == 0 else "", function.get("description")) if part]
+            full_name = one_name(namespace, function["name"])
+            namespaces[full_name] = (namespace, function["name"])
+            descriptions = [
+                text for text in (description if member_index == 0 else "", function.get("description")) if text
+            ]
             function_tool["function"] = {
                 **function,
                 "name": full_name,
-                **({"description": "\n\n".join(about)} if about else {}),
+                **({"description": "\n\n".join(descriptions)} if descriptions else {}),
             }
             tools.append(function_tool)
     if namespaces and len({tool["function"]["name"] for tool in tools}) < len(tools):
@@ -75,7 +79,7 @@ def _read_function(tool: Any, where: str) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise unsupported_tool(f"{where}.type", tool.get("type"))
     for name in _ONLY:
-        if tool.get(name) and tool[name] != ["direct"]:
+        if tool.get(name) and tool[name] != ["direct"]:  # the neutral value of `allowed_callers`
             raise unsupported_value(f"{where}.{name}", "this server's models do not support it; leave it out.")
     function: dict[str, Any] = {"name": check_text(tool.get("name"), f"{where}.name")}
     if tool.get("description") is not None:
@@ -92,7 +96,9 @@ def _read_function(tool: Any, where: str) -> dict[str, Any]:
 
 
 def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> Choice:
-    """Return the tools that the reply may call. Raises Refused."""
+    """Return the kind of tool choice ("auto", "none", "required" or "named"), and the tool's name if named. Raises
+    Refused.
+    """
     choice = body.get("tool_choice")
     if choice is None or choice in ("auto", "none"):
         return choice or "auto", None
@@ -139,6 +145,7 @@ def _read_allowed(choice: Mapping[str, Any], names: list[str]) -> Choice:
 
 
 def _check_known(name: Any, names: list[str], where: str) -> str:
+    """Return the name of a tool that the request lists. Raises Refused."""
     if check_text(name, where) not in names:
         raise invalid_value(where, "the name of a tool that 'tools' lists")
     return name
