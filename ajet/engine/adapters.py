@@ -72,11 +72,14 @@ class Adapters(Sequence[Adapter]):
     @classmethod
     def from_config(cls, lora: LoraConfig) -> Adapters:
         """Return the adapters in `trainer_common.lora.adapters`, possibly empty."""
-        return cls([Adapter(name, tuple(each.agents or [name])) for name, each in lora.adapters.items()])
+        return cls(
+            [Adapter(name, tuple(adapter_config.agents or [name])) for name, adapter_config in lora.adapters.items()]
+        )
 
     @classmethod
     def from_folder(cls, folder: Path | None) -> Adapters:
-        """Return the adapters saved in a model folder, if any; None, a single file, has none.
+        """Return the adapters saved in a model folder, possibly none. `folder` None, for a model in a single file, has
+        none.
 
         Raises:
             UserError: the table is invalid or an adapter is missing.
@@ -87,7 +90,9 @@ class Adapters(Sequence[Adapter]):
             table = read_json(table_file)
             if table["format"] != FORMAT:
                 raise ValueError(f"its format {table['format']!r} is unknown")
-            adapters = cls([Adapter(str(each["name"]), tuple(map(str, each["agents"]))) for each in table["adapters"]])
+            adapters = cls(
+                [Adapter(str(entry["name"]), tuple(map(str, entry["agents"]))) for entry in table["adapters"]]
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{table_file} cannot be read: {error}",
@@ -127,7 +132,7 @@ def load_adapters(config: AjetConfig, base: Path | None = None) -> Adapters:
 
 
 def attach_adapters(model: Any, folder: Path, names: tuple[str, ...]) -> Any:
-    """Attach saved adapters to `model` in place and return it; `choose_adapter` then selects one.
+    """Attach saved adapters to `model` in place, and return the model. `choose_adapter` then selects one of them.
 
     Raises:
         MissingExtraError: peft is not installed.
@@ -137,11 +142,13 @@ def attach_adapters(model: Any, folder: Path, names: tuple[str, ...]) -> Any:
         from peft import PeftModel
     except ImportError:
         raise MissingExtraError("peft", "local", needed_for="a model with adapters") from None
-    first, *others = names
+    first_name, *other_names = names
     settings: dict[str, Any] = {"autocast_adapter_dtype": False, "is_trainable": False}
     try:
-        adapted = PeftModel.from_pretrained(model, adapter_folder(folder, first), adapter_name=first, **settings)
-        for name in others:
+        adapted = PeftModel.from_pretrained(
+            model, adapter_folder(folder, first_name), adapter_name=first_name, **settings
+        )
+        for name in other_names:
             adapted.load_adapter(adapter_folder(folder, name), adapter_name=name, **settings)
     except (ValueError, RuntimeError, OSError, KeyError) as error:
         raise _build_adapter_error(folder, error) from error
@@ -149,7 +156,7 @@ def attach_adapters(model: Any, folder: Path, names: tuple[str, ...]) -> Any:
 
 
 def choose_adapter(model: Any, name: str | None) -> None:
-    """Activate one adapter for computation and gradients; None deactivates all."""
+    """Activate one adapter for computation and gradients. None deactivates all."""
     from peft.tuners.lora import LoraLayer
 
     for module in model.modules():
@@ -161,7 +168,7 @@ def load_adapter_weights(model: Any, folder: Path, name: str) -> None:
     """Load the weights of adapter `name` from `folder` into a peft model.
 
     Raises:
-        UserError: the saved adapter does not match.
+        UserError: the file does not fit the model's adapter: other names, number of matrices or alpha.
     """
     from peft import set_peft_model_state_dict
     from safetensors import SafetensorError
@@ -173,17 +180,26 @@ def load_adapter_weights(model: Any, folder: Path, name: str) -> None:
         result: Any = set_peft_model_state_dict(model, tensors, adapter_name=name)
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise _build_adapter_error(adapter, error) from error
-    own_count = sum(f".lora_A.{name}." in each or f".lora_B.{name}." in each for each, _ in model.named_parameters())
+    own_count = sum(
+        f".lora_A.{name}." in parameter_name or f".lora_B.{name}." in parameter_name
+        for parameter_name, _ in model.named_parameters()
+    )
     if result.unexpected_keys or len(tensors) != own_count:
         raise _build_adapter_error(
             adapter, ValueError(f"the file has {len(tensors)} matrices, and this model's adapters have {own_count}")
         )
-    was, now = read_json(adapter / "adapter_config.json").get("lora_alpha"), model.peft_config[name].lora_alpha
-    if was != now:
-        raise _build_adapter_error(adapter, ValueError(f"the file's lora alpha is {was}, and this run's is {now}"))
+    saved_alpha, run_alpha = (
+        read_json(adapter / "adapter_config.json").get("lora_alpha"),
+        model.peft_config[name].lora_alpha,
+    )
+    if saved_alpha != run_alpha:
+        raise _build_adapter_error(
+            adapter, ValueError(f"the file's lora alpha is {saved_alpha}, and this run's is {run_alpha}")
+        )
 
 
 def _build_adapter_error(path: Path, error: Exception) -> UserError:
+    """Return the error for adapters that cannot be loaded, with what files are expected."""
     return UserError(
         f"The adapters in {path} cannot be loaded: {str(error)[:400]}",
         where=str(path),

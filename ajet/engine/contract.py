@@ -101,7 +101,7 @@ class TokenEngine(Protocol):
 
     @property
     def constrains(self) -> bool:
-        """True if the engine honours `Sampling.json_schema`; other engines must not get a schema."""
+        """True if the engine honours `Sampling.json_schema`. Other engines must not get a schema."""
         ...
 
     @property
@@ -131,7 +131,7 @@ class TokenEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the engine; running calls fail with EngineFailure. Idempotent."""
+        """Close the engine. Running calls fail with EngineFailure. Idempotent."""
         ...
 
 
@@ -167,15 +167,15 @@ class ChatEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Release all connections; further calls have no effect."""
+        """Release all connections. Further calls have no effect."""
         ...
 
 
 def compute_reply_limit(request: TokenRequest, *, max_model_len: int, vocabulary: int) -> int:
-    """Return the maximum reply tokens: the request's own limit, or the rest of the context.
+    """Return the maximum number of reply tokens: the request's limit or the rest of the context, whichever is smaller.
 
     Raises:
-        EngineFailure: the request is invalid.
+        EngineFailure: the prompt is empty, too long or outside of the vocabulary, or no token is requested.
     """
     ids = request.prompt_ids
     free_tokens = max_model_len - len(ids)

@@ -43,9 +43,17 @@ class Dimensions(NamedTuple):
     @property
     def matrices(self) -> list[tuple[int, int]]:
         """(rows, columns) of a layer's matrices: queries, keys, values, output, gate, up, down."""
-        wide = (self.inner, self.hidden)
-        keys = (self.kv_width, self.hidden)
-        return [(self.query_width, self.hidden), keys, keys, (self.hidden, self.query_width), wide, wide, wide[::-1]]
+        inner_shape = (self.inner, self.hidden)
+        key_shape = (self.kv_width, self.hidden)
+        return [
+            (self.query_width, self.hidden),
+            key_shape,
+            key_shape,
+            (self.hidden, self.query_width),
+            inner_shape,
+            inner_shape,
+            inner_shape[::-1],
+        ]
 
     @property
     def matrix_weights(self) -> int:
@@ -58,7 +66,8 @@ class Dimensions(NamedTuple):
         return self.vocabulary * self.hidden
 
     def size(self) -> ModelSize:
-        """Return the numbers that determine memory, as `read_model_size` reads them from the files."""
+        """Return the numbers that determine memory, from the dimensions alone: no weight file is read."""
+        # Two norms per layer, two more of queries and keys in some models, and one after the last layer.
         norms = self.layers * (2 * self.hidden + 2 * self.width * self.normed) + self.hidden
         parameters = self.matrix_weights + norms + self.head * (1 if self.tied else 2)
         adapted = self.layers * sum(rows + columns for rows, columns in self.matrices)
@@ -71,7 +80,7 @@ def read_dimensions(folder: Path) -> Dimensions | None:
         top_config = read_json(folder / "config.json")
         config = top_config.get("text_config") or top_config
         if any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank")):
-            return None
+            return None  # a mixture of experts, or compressed keys and values
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         kind = str(config.get("model_type", ""))
         return Dimensions(
@@ -90,7 +99,7 @@ def read_dimensions(folder: Path) -> Dimensions | None:
 
 
 def read_size_and_context(model: str | None, base: Path) -> tuple[ModelSize | None, int | None]:
-    """Return a model's size and longest context in tokens; None for values missing in local files."""
+    """Return a model's size and longest context in tokens, each None if no local file has it."""
     folder = find_local_model(model, base=base, weights=False) if model is not None else None
     if folder is None:
         return None, None
@@ -150,9 +159,9 @@ def read_model_size(folder: Path) -> ModelSize | None:
         layers, vocabulary = int(config["num_hidden_layers"]), int(config["vocab_size"])
         inner = inner or int(config.get("intermediate_size") or 4 * hidden)
         shapes = [
-            (name, [int(side) for side in about["shape"]])
+            (name, [int(side) for side in tensor_info["shape"]])
             for path in sorted(folder.glob("*.safetensors"))
-            for name, about in _read_header(path).items()
+            for name, tensor_info in _read_header(path).items()
             if name != "__metadata__"
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
@@ -166,32 +175,38 @@ def read_model_size(folder: Path) -> ModelSize | None:
 
 
 def read_embedding_shapes(folder: Path) -> dict[str, list[int]]:
-    """Return shapes [rows, width] of `embedding` and, if separate, `head`; empty without safetensors files."""
+    """Return the shapes [rows, width] of `embedding` and of a separate `head`. {} without safetensors files."""
     shapes: dict[str, list[int]] = {}
     for path in _list_weight_files(folder):
-        for name, about in _read_header(path).items():
-            for kind, ends in (("embedding", _EMBEDDINGS), ("head", _HEADS)):
-                if name.endswith(ends) and isinstance(about, dict) and isinstance(about.get("shape"), list):
-                    shapes[kind] = about["shape"]
+        for name, tensor_info in _read_header(path).items():
+            for kind, suffixes in (("embedding", _EMBEDDINGS), ("head", _HEADS)):
+                if (
+                    name.endswith(suffixes)
+                    and isinstance(tensor_info, dict)
+                    and isinstance(tensor_info.get("shape"), list)
+                ):
+                    shapes[kind] = tensor_info["shape"]
     return shapes
 
 
 def list_linear_layers(folder: Path) -> tuple[str, ...]:
-    """Return the names (`q_proj`) of a model's matrices except embedding and head; empty without safetensors files."""
+    """Return the names (`q_proj`) of a model's matrices except embedding and head. () without safetensors files."""
     return tuple(
         sorted(
             {
                 name.split(".")[-2]
                 for path in folder.glob("*.safetensors")
-                for name, about in _read_header(path).items()
-                if name.endswith(".weight") and len(about["shape"]) == 2 and not name.endswith((*_EMBEDDINGS, *_HEADS))
+                for name, tensor_info in _read_header(path).items()
+                if name.endswith(".weight")
+                and len(tensor_info["shape"]) == 2
+                and not name.endswith((*_EMBEDDINGS, *_HEADS))
             }
         )
     )
 
 
 def _list_weight_files(folder: Path) -> list[Path]:
-    """Return the model's weight files; with an index, only those with embeddings or heads."""
+    """Return the model's weight files. If there is an index, only those with embeddings or heads."""
     try:
         weight_map = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -200,7 +215,7 @@ def _list_weight_files(folder: Path) -> list[Path]:
 
 
 def _read_header(path: Path) -> dict[str, Any]:
-    """Return the header of a safetensors file: 8 bytes of length, then JSON."""
+    """Return the header of a safetensors file (8 bytes of length, then JSON), or {} if it cannot be read."""
     try:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))

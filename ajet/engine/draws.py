@@ -16,7 +16,7 @@ _MASK = (1 << 64) - 1
 
 
 def hash_draw_key(key: DrawKey) -> int:
-    """Hash the key of a call to the 64-bit start of its random sequence."""
+    """Hash the key of a call to the 64-bit start of its random sequence. Equal keys give equal sequences."""
     state = 0
     for part in key:
         state = _mix_bits((state ^ (part & _MASK)) + _WEYL & _MASK)
@@ -38,6 +38,7 @@ def draw_uniforms(streams_B: npt.NDArray[np.uint64], positions_B: npt.NDArray[np
 
 
 def _mix_bits(z: int) -> int:
+    """Return SplitMix64's output function of a 64-bit integer."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
     return z ^ (z >> 31)

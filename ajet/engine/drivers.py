@@ -40,7 +40,7 @@ class EngineFollower(Protocol):
 
     @property
     def version(self) -> int:
-        """Version of the current weights; negative if unknown."""
+        """Version of the current weights, negative if unknown."""
         ...
 
     def load_weights(
@@ -95,7 +95,7 @@ class LocalFollower(EngineFollower, ABC):
         *,
         is_leader: bool = True,
     ) -> bool:
-        """Load the weights of `folder`. An engine that began with the weights of model.path always has a folder."""
+        """Load the weights of `folder` as policy `version`, and return True: a local engine can always load."""
         assert folder is not None, "every version of an engine that started from model.path has a folder"
         if version < self.version:
             raise ValueError(f"policy version {version} is older than the engine's version {self.version}")
@@ -122,7 +122,8 @@ class EngineDriver(Protocol):
         """Check that the engine can sample for a trainer in the same process.
 
         Args:
-            looking: True without a launch: the settings may belong to a sampler with a server that follows the trainer.
+            looking: True if the settings are only inspected, not launched: they may belong to a sampler with a server
+                that follows the trainer.
 
         Raises:
             ConfigError: training would refuse the settings.
@@ -162,9 +163,9 @@ def find_driver(config: AjetConfig) -> EngineDriver:
     Raises:
         ConfigError: the engine returns text without token ids.
     """
-    part = find_part("engine", config.rollout.engine)
-    assert part is not None, "the configuration accepts known names only"
-    code = load_code(part.code)
+    plugin_part = find_part("engine", config.rollout.engine)
+    assert plugin_part is not None, "the configuration accepts known names only"
+    code = load_code(plugin_part.code)
     if not hasattr(code, "open_sampler"):
         raise ConfigError(
             f"rollout.engine: {config.rollout.engine} returns text without the sampled token ids.",
@@ -203,6 +204,7 @@ def open_follower(config: AjetConfig, *, base: Path | None = None) -> EngineFoll
 
 
 def _load_source(config: AjetConfig, base: Path | None) -> tuple[ModelSource, Any]:
+    """Return the files of `model.path` and the loaded tokenizer. Raises UserError."""
     from ajet.engine.model_source import locate_configured_model
     from ajet.engine.models import load_tokenizer
 
@@ -235,7 +237,7 @@ class TransformersDriver:
         return _make_engine(config, model, names)
 
     def open_follower(self, config: AjetConfig, source: ModelSource, tokenizer: Any) -> EngineFollower:
-        """Load the model once; later weights are copied into it."""
+        """Load the model once. Later weights are copied into it."""
         return _TransformersFollower(config, source, tokenizer)
 
     def open_trained(
@@ -255,7 +257,7 @@ class _TransformersFollower(LocalFollower):
         import torch
 
         parameters = dict(self._model.named_parameters())
-        shapes = {name: tuple(each.shape) for name, each in parameters.items()}
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         with open_saved_tensors(folder, shapes) as tensors, self.engine.paused(), torch.no_grad():
             for name, tensor in tensors:
                 parameters[name].copy_(tensor)
@@ -263,6 +265,7 @@ class _TransformersFollower(LocalFollower):
 
 
 def _load_model(config: AjetConfig, source: ModelSource) -> Any:
+    """Load the model on the configured device, in the configured number format."""
     from ajet.engine.models import load_model
 
     device, dtype = choose_machine(config)
@@ -286,7 +289,7 @@ def _make_engine(
 
 
 def choose_machine(config: AjetConfig) -> tuple[str, torch.dtype]:
-    """Return device and number format, and set torch's threads if configured."""
+    """Return the device and number format of the model. Also sets torch's thread count if it is configured."""
     import torch
 
     from ajet.engine.models import choose_fast_dtype

@@ -41,7 +41,15 @@ class EndpointEngine:
     def __init__(
         self, base_url: str, model: str, *, api_key: str | None = None, silence: float = SILENCE, named: str = ""
     ) -> None:
-        """Connect to the server; `silence` and `named` as in RemoteServer."""
+        """Prepare the connection to a server, and log that its replies cannot be trained on.
+
+        Args:
+            base_url: URL of the server, ending in /v1; "" if none is set: each call then fails.
+            model: the model's name at the server.
+            api_key: the key, or None.
+            silence: seconds without data after which a request fails.
+            named: name of the setting of `silence`, for messages.
+        """
         self.base_url, self.model = base_url.rstrip("/"), model
         self._server = RemoteServer(self.base_url, api_key, silence=silence, named=named)
         if base_url:
@@ -107,9 +115,9 @@ class EndpointEngine:
             EngineFailure: the server cannot be reached, refused, or broke off.
         """
         body = {**request, "model": self.model, "stream": True}
-        is_finished = begun = False
+        is_finished = has_begun = False
         last_chunk_at = time.monotonic()
-        other = ""
+        first_other_line = ""
         try:
             async with self._open_client().stream("POST", "/chat/completions", json=body) as response:
                 status = response.status_code
@@ -118,26 +126,26 @@ class EndpointEngine:
                     raise self._build_refusal(response)
                 async for line in response.aiter_lines():
                     if not line.startswith("data:"):  # keep-alive lines do not count as progress of the model
-                        other = other or ("" if line.startswith(_EVENT_PREFIXES) else line)
+                        first_other_line = first_other_line or ("" if line.startswith(_EVENT_PREFIXES) else line)
                         if time.monotonic() - last_chunk_at > self._server.silence:
-                            raise self._server.make_hang_error(begun=begun)
+                            raise self._server.make_hang_error(begun=has_begun)
                         continue
                     data = line[5:].strip()
                     if data == "[DONE]":
                         is_finished = True
                         break
                     chunk = self._server.parse_event(data)
-                    last_chunk_at, begun = time.monotonic(), True
+                    last_chunk_at, has_begun = time.monotonic(), True
                     is_finished = is_finished or any(
                         choice.get("finish_reason") for choice in chunk.get("choices") or ()
                     )
                     yield chunk
         except httpx.HTTPError as problem:
-            raise self._server.make_connection_error(problem, begun=begun) from problem
-        if not begun:
+            raise self._server.make_connection_error(problem, begun=has_begun) from problem
+        if not has_begun:
             problem_text = (
-                f"a reply that is not an event stream: {self._server.clean(other)[:200]!r}"
-                if other
+                f"a reply that is not an event stream: {self._server.clean(first_other_line)[:200]!r}"
+                if first_other_line
                 else "an empty stream"
             )
             raise EngineFailure(f"{self.base_url} sent {problem_text} (status {status})")
@@ -145,10 +153,11 @@ class EndpointEngine:
             raise EngineFailure(f"{self.base_url} closed the connection before the reply was complete")
 
     def close(self) -> None:
-        """Release all connections; further calls have no effect."""
+        """Release all connections. Further calls have no effect."""
         self._server.close()
 
     def _open_client(self) -> httpx.AsyncClient:
+        """Return the HTTP client of the running loop. Raises EngineFailure if no server is set."""
         if not self.base_url:
             raise EngineFailure(
                 f"the debug model {self.model} has no server: set {URL_VARIABLE} or {KEY_VARIABLE} in the "
@@ -158,6 +167,7 @@ class EndpointEngine:
         return self._server.client(verify=_make_tls_context())
 
     def _build_refusal(self, response: httpx.Response) -> EngineFailure:
+        """Return the failure for an error status, with the error's message or else the whole body."""
         try:
             message = load_json(response.content)["error"]["message"]
         except (ValueError, KeyError, TypeError):
@@ -191,7 +201,7 @@ def _read_endpoint(settings: AjetConfig) -> tuple[str, str, str | None]:
 
 
 def services_of(experiment: Experiment) -> Iterator[RequiredService]:
-    """Yield the model server for the run's list of required services, if an endpoint answers."""
+    """Yield the model server for the run's list of required services, if `rollout.engine` is endpoint."""
     if experiment.ajet.rollout.engine == "endpoint":
         base_url, model, key = _read_endpoint(experiment.ajet)
         yield RequiredService(
@@ -206,4 +216,5 @@ def services_of(experiment: Experiment) -> Iterator[RequiredService]:
 
 @cache
 def _make_tls_context() -> ssl.SSLContext:
+    """Return the TLS context of all clients: each new one would read the system's certificates again."""
     return ssl.create_default_context()

@@ -49,7 +49,7 @@ def convert_gguf(gguf: Path, target: Path, progress: Progress) -> None:
 
 
 def _dequantize_weights() -> dict[str, Any]:
-    """Return the loader option for plain weights; versions without it always load plain weights."""
+    """Return the loader option for plain weights, {} for versions of transformers that always load plain weights."""
     import transformers
 
     options = getattr(transformers, "GgufConfig", None)
@@ -82,6 +82,7 @@ def _load_tokenizer(gguf: Path, config: Any) -> Any:
 
 
 def _read_fields(gguf: Path) -> dict[str, str]:
+    """Return the tokenizer's kind and its rule for splitting text, by their names in the file."""
     from gguf import GGUFReader
 
     reader = GGUFReader(gguf)

@@ -12,7 +12,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def measure_free_memory(device: str) -> int | None:
-    """Return bytes available to this process on `trainer_common.device`: free memory plus its own; None if unknown."""
+    """Return the bytes that this process may use on a device: free memory plus its own. None if unknown.
+
+    Args:
+        device: value of `trainer_common.device`.
+    """
     import torch
 
     kind = resolve_device_kind(device)

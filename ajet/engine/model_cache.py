@@ -32,7 +32,7 @@ def find_entry(name: str) -> Path | None:
 
 
 def open_entry(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the folder `name` of the cache; `make(folder)` fills an empty folder if absent.
+    """Return the folder `name` of the cache. If it is absent, `make` fills an empty folder first.
 
     Raises:
         UserError: the cache is not writable.
@@ -51,19 +51,21 @@ def open_entry(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _fill_entry(target: Path, make: Callable[[Path], None]) -> Path:
+    """Create a cache entry under its lock, unless another process was faster, and return its folder."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with alone(target.with_name(target.name + ".lock"), f"makes {target}", do="set AJET_CACHE to another folder"):
         if target.is_dir():
             return target
+        # The lock is held, so these folders are of processes that ended before they were complete.
         for abandoned in target.parent.glob(f"{target.name}.making-*"):
             shutil.rmtree(abandoned, ignore_errors=True)
-        making = Path(tempfile.mkdtemp(prefix=f"{target.name}.making-", dir=target.parent))
+        temporary_folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.making-", dir=target.parent))
         try:
-            make(making)
-            making.chmod(0o755)
-            making.rename(target)
+            make(temporary_folder)
+            temporary_folder.chmod(0o755)
+            temporary_folder.rename(target)
         finally:
-            shutil.rmtree(making, ignore_errors=True)
+            shutil.rmtree(temporary_folder, ignore_errors=True)
     return target
 
 
@@ -80,6 +82,14 @@ class ProgressLines:
         self._bar: ProgressBar | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        """Show the progress of some work. A plain line about the same work follows after EVERY_S seconds at the
+        earliest.
+
+        Args:
+            what: the current work.
+            done: bytes done.
+            total: bytes in all; 0 if unknown.
+        """
         if self._stream.isatty() and total and console.is_terminal:
             self._draw_bar(what, done, total)
             return
@@ -107,7 +117,7 @@ class ProgressLines:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers within the block, then restore its settings."""
+    """Silence messages and progress bars of transformers within the block, then restore its settings."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -50,10 +50,13 @@ def read_limits(folder: Path) -> ModelLimits:
         raise UserError(f"The model's config.json cannot be read: {error}", where=str(path)) from None
     if not isinstance(config, dict):
         raise UserError("The model's config.json does not contain a JSON object.", where=str(path))
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else {}
+    text_config = config["text_config"] if isinstance(config.get("text_config"), dict) else {}
 
     def number(*names: str) -> int | None:
-        values = [part[name] for part in (config, text) for name in names if isinstance(part.get(name), int)]
+        """Return the first integer under one of the names, in config.json or its section of the text model."""
+        values = [
+            section[name] for section in (config, text_config) for name in names if isinstance(section.get(name), int)
+        ]
         return values[0] if values else None
 
     return ModelLimits(
@@ -62,12 +65,12 @@ def read_limits(folder: Path) -> ModelLimits:
         kv_heads=number("num_key_value_heads"),
         experts=number("num_experts", "num_local_experts", "n_routed_experts"),
         parameters=_count_parameters(
-            folder, str(config.get("dtype") or config.get("torch_dtype") or text.get("dtype"))
+            folder, str(config.get("dtype") or config.get("torch_dtype") or text_config.get("dtype"))
         ),
         linear_layers=list_linear_layers(folder),
         images=isinstance(config.get("vision_config"), dict),
-        cached_numbers=_count_cached_numbers({**config, **text}),
-        rotary_border=_find_rotary_border({**config, **text}),
+        cached_numbers=_count_cached_numbers({**config, **text_config}),
+        rotary_border=_find_rotary_border({**config, **text_config}),
     )
 
 
@@ -91,11 +94,15 @@ _PARTIAL = ("sliding_window", "layer_types", "kv_lora_rank", "layers_block_type"
 
 
 def _count_parameters(folder: Path, dtype: str) -> int | None:
-    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return stored // _BYTES[dtype] if stored and dtype in _BYTES else None
+    """Return the number of weights by the size of the weight files, or None for unknown files or formats."""
+    stored_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return stored_bytes // _BYTES[dtype] if stored_bytes and dtype in _BYTES else None
 
 
 def _count_cached_numbers(config: dict[str, Any]) -> int | None:
+    """Return the numbers cached per token: keys and values of all layers. None if unknown or if some layers cache
+    fewer.
+    """
     if any(config.get(name) for name in _PARTIAL):
         return None
     heads = config.get("num_attention_heads")
@@ -112,10 +119,10 @@ def _find_rotary_border(config: dict[str, Any]) -> int | None:
     if not isinstance(rope, dict):
         return None
     # The rope parameters are those of all layers, or nested by kind of layer.
-    for part in (rope, *(each for each in rope.values() if isinstance(each, dict))):
-        kind = str(part.get("rope_type") or part.get("type"))
+    for rope_section in (rope, *(section for section in rope.values() if isinstance(section, dict))):
+        kind = str(rope_section.get("rope_type") or rope_section.get("type"))
         if kind in ("longrope", "su") or "dynamic" in kind:
-            first = "original_max_position_embeddings"
-            border = part.get(first) or config.get(first) or config.get("max_position_embeddings")
+            original_key = "original_max_position_embeddings"
+            border = rope_section.get(original_key) or config.get(original_key) or config.get("max_position_embeddings")
             return border if isinstance(border, int) else None
     return None

@@ -112,14 +112,15 @@ def describe_download(path: str, *, base: Path | None = None) -> str:
 
 
 def name_gguf_entry(gguf: Path | None) -> str:
-    """Return the cache name for the conversion of a .gguf file."""
+    """Return the cache name for the conversion of a .gguf file. A changed file gets another name."""
     assert gguf is not None, "a source is a folder or a file"
-    about = gguf.stat()
-    identity = hashlib.sha256(f"{gguf}:{about.st_size}:{about.st_mtime_ns}".encode()).hexdigest()[:12]
+    file_stat = gguf.stat()
+    identity = hashlib.sha256(f"{gguf}:{file_stat.st_size}:{file_stat.st_mtime_ns}".encode()).hexdigest()[:12]
     return f"models/{gguf.stem}-{identity}"
 
 
 def _find_path(path: str, base: Path | None) -> Path | None:
+    """Return the absolute path of a file or folder, searched in `base` and the working directory. None if absent."""
     try:
         relative = Path(path).expanduser()
         return next(
@@ -169,23 +170,27 @@ def _advise_on_maker(path: str, base: Path | None) -> str:
 
     Returns "" without advice.
     """
-    if (of_run := re.search(r"(.*/)?([^/]+)/(?:checkpoints|exports)/step-\d+/?$", path)) is not None:
-        list_command = format_list_command(Path(of_run[1] or "."))
+    if (run_match := re.search(r"(.*/)?([^/]+)/(?:checkpoints|exports)/step-\d+/?$", path)) is not None:
+        list_command = format_list_command(Path(run_match[1] or "."))
         return (
-            f"The run {of_run[2]} writes this model, and has not done so yet: start that run first. `{list_command}` "
-            "lists its checkpoints."
+            f"The run {run_match[2]} writes this model, and has not done so yet: start that run first. "
+            f"`{list_command}` lists its checkpoints."
         )
     if (run := Path("launcher_record", path)).is_dir():
         return f"A run has this name; {_suggest_model_below(run) or 'it has no checkpoint yet.'}"
     if base is None or not (script := base / "make_model.py").is_file():
         return ""
-    of_hub = not _looks_local(path)
-    if of_hub and "/" in path and not (base / path).parent.is_dir():
+    may_be_on_hub = not _looks_local(path)
+    if may_be_on_hub and "/" in path and not (base / path).parent.is_dir():
         return ""  # org/model: not a folder of this project
     relative = os.path.relpath(script)
     script_name = str(script.absolute()) if relative.startswith(os.pardir) else relative
-    makes = f"Create it by `{find_python()} {shlex.quote(script_name)} {shlex.quote(path)}`."
-    return f"{makes} If you mean a model on the Hugging Face hub, check its name and the network." if of_hub else makes
+    advice = f"Create it by `{find_python()} {shlex.quote(script_name)} {shlex.quote(path)}`."
+    return (
+        f"{advice} If you mean a model on the Hugging Face hub, check its name and the network."
+        if may_be_on_hub
+        else advice
+    )
 
 
 _EXPECTED = "a folder with config.json and weights, a .gguf file, a Hugging Face name (org/model), or embedded:NAME"
@@ -197,32 +202,40 @@ def is_local(path: str, base: Path | None = None) -> bool:
 
 
 def _looks_local(path: str) -> bool:
+    """Return True if the text can only be a path on this machine, not a name on the hub."""
     return path.startswith((".", "/", "~")) or path.endswith(".gguf") or not _HUB_NAME.fullmatch(path)
 
 
-def _open_local(path: str, place: Path) -> ModelSource:
-    if place.is_file():
-        with place.open("rb") as handle:
+def _open_local(path: str, local_path: Path) -> ModelSource:
+    """Return the source of a local model: a .gguf file, a model folder, or a folder with one .gguf file. Raises
+    UserError.
+
+    Args:
+        path: the path as written by the user.
+        local_path: the existing file or folder.
+    """
+    if local_path.is_file():
+        with local_path.open("rb") as handle:
             magic = handle.read(4)
         if magic == b"GGUF":
-            return ModelSource(path, gguf_file=place)
-        raise UserError(f"{place} is not a model.", where="model.path", expected=_EXPECTED)
-    if (place / "config.json").is_file():
-        return ModelSource(path, folder=place)
-    gguf_files = sorted(place.glob("*.gguf"))
+            return ModelSource(path, gguf_file=local_path)
+        raise UserError(f"{local_path} is not a model.", where="model.path", expected=_EXPECTED)
+    if (local_path / "config.json").is_file():
+        return ModelSource(path, folder=local_path)
+    gguf_files = sorted(local_path.glob("*.gguf"))
     if len(gguf_files) == 1:
         return ModelSource(path, gguf_file=gguf_files[0])
     problem = f"contains {len(gguf_files)} .gguf files" if gguf_files else "has no config.json"
     do = (
         "Set model.path to one of them: " + ", ".join(f.name for f in gguf_files[:5])
         if gguf_files
-        else _suggest_model_below(place)
+        else _suggest_model_below(local_path)
     )
-    raise UserError(f"The folder {place} {problem}.", where="model.path", expected=_EXPECTED, do=do)
+    raise UserError(f"The folder {local_path} {problem}.", where="model.path", expected=_EXPECTED, do=do)
 
 
 def _suggest_model_below(folder: Path) -> str:
-    """Suggest a model below a folder, preferring a run's newest checkpoint; "" for none."""
+    """Suggest a model below a folder, preferring a run's newest checkpoint. Return "" if there is none."""
     for pattern in ("checkpoints/step-*", "step-*", "exports/step-*", "snapshots/*", "*"):
         models = [path for path in folder.glob(pattern) if (path / "config.json").is_file()]
         if models:
@@ -233,11 +246,13 @@ def _suggest_model_below(folder: Path) -> str:
 
 
 def _step_and_time(model: Path) -> tuple[int, float]:
+    """Return the sort key of a model folder: its training step, -1 without one, then the time of its last change."""
     step = re.fullmatch(r"step-(\d+)", model.name)
     return int(step[1]) if step else -1, model.stat().st_mtime
 
 
 def _list_patterns(weights: bool) -> list[str]:
+    """Return the patterns of the files to download from the hub."""
     return [pattern for pattern in _HUB_FILES if weights or pattern != _HUB_WEIGHTS]
 
 
@@ -255,6 +270,15 @@ def _find_in_hub_cache(name: str, weights: bool) -> Path | None:
 
 
 def _download_from_hub(name: str, weights: bool, do: str) -> Path:
+    """Return the model's folder in the hub's cache, after a download if files are missing.
+
+    Args:
+        weights: False to skip the weights.
+        do: advice for the error if the hub lacks the model.
+
+    Raises:
+        UserError: the hub lacks the model, refuses it or cannot be reached.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
@@ -324,10 +348,10 @@ def refuse_hosted(name: str, expected: str = "") -> None:
 
     Its weights are not available for training. The message says how to evaluate it.
     """
-    of_openai, other = _OPENAI_NAME.fullmatch(name), _OTHER_NAME.fullmatch(name)
-    if (match := of_openai or other) is None:
+    openai_match, other_match = _OPENAI_NAME.fullmatch(name), _OTHER_NAME.fullmatch(name)
+    if (match := openai_match or other_match) is None:
         return
-    model = f"{match[1]}@{OPENAI if of_openai else 'https://HOST/v1'}"
+    model = f"{match[1]}@{OPENAI if openai_match else 'https://HOST/v1'}"
     evaluation = format_command("eval", "FILE.yaml", "--model", model)
     raise UserError(
         f"{name} is a hosted model: its weights cannot be downloaded, so ajet cannot train it.",

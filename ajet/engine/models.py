@@ -97,12 +97,12 @@ def load_tokenizer(source: ModelSource) -> Any:
 
 
 def build_loader_options(trust_remote_code: bool) -> dict[str, bool]:
-    """Return loader options; without an explicit value transformers would prompt on standard input."""
+    """Return transformers' loader options for local files. Without explicit values it would ask on standard input."""
     return {"trust_remote_code": trust_remote_code, "local_files_only": not trust_remote_code}
 
 
 def build_code_refusal(error: Exception, folder: Path) -> UserError | None:
-    """Return the error for a model with Python code, if transformers refused its code; else None."""
+    """Return the error for a model with Python code if transformers refused to run it, else None."""
     if "trust_remote_code" not in str(error):
         return None
     return UserError(
@@ -191,7 +191,7 @@ def read_context_length(model: Any) -> int:
 
 
 def read_processor_flags() -> dict[str, Any]:
-    """Return processor capabilities by torch's names; empty if this torch version lacks them."""
+    """Return processor capabilities by torch's names, or {} if this torch version lacks them."""
     import torch
 
     return dict(torch.cpu.get_capabilities()) if hasattr(torch.cpu, "get_capabilities") else {}
@@ -265,7 +265,7 @@ def _freeze_module(module: Any, kind: str, layer: str | None, limit: int) -> str
 
 
 def fingerprint_weights(config: AjetConfig, *, base: Path | None = None) -> str:
-    """Return a fingerprint of the weights of `model.path`; reads all weights once.
+    """Return a fingerprint of the weights of `model.path`. This reads all weights once.
 
     Raises:
         UserError: the model cannot be found.
@@ -278,7 +278,7 @@ def fingerprint_weights(config: AjetConfig, *, base: Path | None = None) -> str:
 
 
 def fingerprint_tokenizer(tokenizer: Any) -> str:
-    """Return a fingerprint of the tokenizer's conversion from text to ids."""
+    """Return a digest of the rules by which the tokenizer converts text to ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
     return _hash_parts(text)
@@ -294,4 +294,5 @@ def fingerprint_chat_template(tokenizer: Any, options: dict[str, Any]) -> str:
 
 
 def _hash_parts(*parts: str) -> str:
+    """Return a digest of texts in their order. A separator marks where one text ends."""
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()

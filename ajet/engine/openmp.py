@@ -19,9 +19,10 @@ _SOFT = 1
 
 
 def end_worker_threads() -> None:
-    """End the workers of the calling thread's team; call it outside parallel loops.
+    """End the workers of the calling thread's team. Must be called outside of parallel loops.
 
-    Does nothing if torch uses another OpenMP library, because only GNU's has the problem.
+    Does nothing if torch uses another OpenMP library, because only GNU's has the problem: with several teams its
+    workers sleep between loops.
     """
     if (pause := find_pause_function()) is not None:
         pause(_SOFT)
@@ -42,9 +43,14 @@ def find_pause_function() -> Any:
 
 
 def find_libgomp(maps: Iterable[str], packages: Path) -> str | None:
-    """Return the path of torch's libgomp in a process's memory map, or None if absent or ambiguous."""
+    """Return the path of torch's libgomp, or None if absent or ambiguous.
+
+    Args:
+        maps: lines of the process's memory map (/proc/self/maps).
+        packages: the folder that contains the package torch.
+    """
     mapped = [line.rstrip("\n").split(maxsplit=5) for line in maps]
-    files = {each[5] for each in mapped if len(each) == 6 and Path(each[5]).name.startswith("libgomp")}
+    files = {fields[5] for fields in mapped if len(fields) == 6 and Path(fields[5]).name.startswith("libgomp")}
     torch_files = {
         file for file in files if file.startswith((f"{packages}/torch/", f"{packages}/torch.libs/"))
     } or files

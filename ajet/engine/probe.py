@@ -55,14 +55,23 @@ class WeightsProbe:
 
     def add_version(self, version: int, logprobs: Sequence[float], *, keep: int) -> WeightsProbe:
         """Return the probe with one more version. Of earlier versions, the first and the newest `keep` remain."""
-        by_version = {**{one: row for one, row in self.logprobs.items() if one < version}, version: tuple(logprobs)}
+        by_version = {
+            **{
+                known_version: logprob_row
+                for known_version, logprob_row in self.logprobs.items()
+                if known_version < version
+            },
+            version: tuple(logprobs),
+        }
         staying = {*sorted(by_version)[:1], *sorted(by_version)[-keep - 1 :]}
-        return replace(self, logprobs={one: by_version[one] for one in sorted(staying)})
+        return replace(self, logprobs={known_version: by_version[known_version] for known_version in sorted(staying)})
 
     def to_json(self) -> dict[str, Any]:
         """Return the probe as JSON values."""
-        rows = {str(version): [round(value, 5) for value in values] for version, values in self.logprobs.items()}
-        return {"ids": list(self.ids), "tolerance": self.tolerance, "said": rows}
+        logprobs_by_version = {
+            str(version): [round(value, 5) for value in values] for version, values in self.logprobs.items()
+        }
+        return {"ids": list(self.ids), "tolerance": self.tolerance, "said": logprobs_by_version}
 
     @classmethod
     def resume_from(
@@ -77,12 +86,20 @@ class WeightsProbe:
             tolerance: largest distance of matching logprobs, in nats per token.
         """
         earlier_logprobs = earlier.logprobs if earlier is not None and earlier.ids == ids else {}
-        return cls(ids, tolerance, {one: row for one, row in earlier_logprobs.items() if one < version})
+        return cls(
+            ids,
+            tolerance,
+            {
+                known_version: logprob_row
+                for known_version, logprob_row in earlier_logprobs.items()
+                if known_version < version
+            },
+        )
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any] | None) -> WeightsProbe | None:
         """Rebuild a probe from the result of `to_json`. None stays None."""
         if state is None:
             return None
-        rows = {int(version): tuple(values) for version, values in state["said"].items()}
-        return cls(tuple(state["ids"]), float(state["tolerance"]), rows)
+        logprobs_by_version = {int(version): tuple(values) for version, values in state["said"].items()}
+        return cls(tuple(state["ids"]), float(state["tolerance"]), logprobs_by_version)

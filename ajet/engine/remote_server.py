@@ -101,7 +101,7 @@ class RemoteServer:
             return self._clients[loop]
 
     def close(self) -> None:
-        """Release all connections; further calls have no effect."""
+        """Release all connections. Further calls have no effect."""
         with self._lock:
             clients, self._clients = dict(self._clients), WeakKeyDictionary()
         for loop, client in clients.items():
@@ -168,4 +168,5 @@ def _is_retryable(status: int) -> bool:
 
 
 def _close_soon(client: httpx.AsyncClient) -> None:
+    """Close a client on the running loop, to which it belongs."""
     asyncio.get_running_loop().create_task(client.aclose())

@@ -26,7 +26,7 @@ ROWS = 5
 
 
 def replace_norms(model: Any) -> int:
-    """Replace the forward pass of the norms of `model` on a CPU in place; return their number."""
+    """Replace the forward pass of the norms of `model` on a CPU in place, and return their number."""
     same_by_kind: dict[Any, bool] = {}
     count = 0
     for module in model.modules():
@@ -43,6 +43,7 @@ def replace_norms(model: Any) -> int:
 
 
 def _is_replaceable(module: Any) -> bool:
+    """Return True for a plain RMS norm in bfloat16 on a CPU, with its weight as the only parameter."""
     weight = getattr(module, "weight", None)
     return (
         type(module).__name__.endswith("RMSNorm")
@@ -59,7 +60,7 @@ def _is_replaceable(module: Any) -> bool:
 
 
 def _forward_in_pieces(module: Any, hidden_states: Tensor) -> Tensor:
-    """Return the norm of the hidden states; inputs unlike the probe's use the module's own forward pass."""
+    """Return the norm of the hidden states. Inputs unlike the probe's use the module's own forward pass."""
     if not _is_as_probed(hidden_states, module.weight):
         output: Tensor = type(module).forward(module, hidden_states)
         return output
@@ -71,6 +72,7 @@ def _forward_in_pieces(module: Any, hidden_states: Tensor) -> Tensor:
 
 
 def _is_as_probed(inputs: Tensor, weight: Tensor) -> bool:
+    """Return True if the inputs are of the kind compared by the probe: the weight's dtype, contiguous, on a CPU."""
     return inputs.dtype == weight.dtype and inputs.device.type == weight.device.type == "cpu" and inputs.is_contiguous()
 
 
@@ -81,25 +83,29 @@ def _compute_norm(
     weights."""
     width = inputs.shape[-1]
     result = torch.empty_like(inputs)
-    rows, out = inputs.view(-1, width), result.view(-1, width)
+    rows, out_rows = inputs.view(-1, width), result.view(-1, width)
     inverse = torch.empty(rows.shape[0], 1, dtype=torch.float32)
     scaled = torch.empty_like(rows) if keep else None
     step = max(1, piece // width)
-    wide, squares = (torch.empty(min(step, rows.shape[0]), width, dtype=torch.float32) for _ in range(2))
+    # One piece in float32 each, reused by all pieces.
+    hidden_buffer, squares_buffer = (
+        torch.empty(min(step, rows.shape[0]), width, dtype=torch.float32) for _ in range(2)
+    )
     for begin in range(0, rows.shape[0], step):
-        part = slice(begin, begin + step)
-        count = rows[part].shape[0]
-        h, s = wide[:count].copy_(rows[part]), squares[:count]
-        mean = torch.pow(h, 2, out=s).mean(-1, keepdim=True)
-        torch.rsqrt(mean.add_(epsilon), out=inverse[part])
-        normed = out[part] if scaled is None else scaled[part]
-        torch.mul(normed.copy_(h.mul_(inverse[part])), weight, out=out[part])
+        piece_rows = slice(begin, begin + step)
+        count = rows[piece_rows].shape[0]
+        hidden, piece_squares = hidden_buffer[:count].copy_(rows[piece_rows]), squares_buffer[:count]
+        mean = torch.pow(hidden, 2, out=piece_squares).mean(-1, keepdim=True)
+        torch.rsqrt(mean.add_(epsilon), out=inverse[piece_rows])
+        normed = out_rows[piece_rows] if scaled is None else scaled[piece_rows]
+        torch.mul(normed.copy_(hidden.mul_(inverse[piece_rows])), weight, out=out_rows[piece_rows])
     return result, inverse, scaled
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, epsilon: float, piece: int) -> Tensor:
+        """Return the norm of the inputs, and save what the backward pass needs."""
         out, inverse, scaled = _compute_norm(inputs, weight, epsilon, piece, keep=ctx.needs_input_grad[1])
         ctx.save_for_backward(inputs, weight, inverse, scaled)
         ctx.step = max(1, piece // inputs.shape[-1])
@@ -108,26 +114,33 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        """Return the gradients of inputs and weight. The operators and their order are those of autograd."""
         hidden_states, weight, inverse, scaled = ctx.saved_tensors
         shape, width, step = hidden_states.shape, hidden_states.shape[-1], ctx.step
         rows, output_grads = hidden_states.view(-1, width), grads[0].reshape(-1, width)
-        to_weight = (output_grads * scaled).sum(0) if ctx.needs_input_grad[1] else None
+        weight_grad = (output_grads * scaled).sum(0) if ctx.needs_input_grad[1] else None
         if not ctx.needs_input_grad[0]:
-            return None, to_weight, None, None
-        to_rows = torch.empty_like(rows)
+            return None, weight_grad, None, None
+        row_grads = torch.empty_like(rows)
         largest_piece = min(step, rows.shape[0])
-        narrow = torch.empty(largest_piece, width, dtype=rows.dtype)
-        wide, hidden, product = (torch.empty(largest_piece, width, dtype=torch.float32) for _ in range(3))
+        weighted_buffer = torch.empty(largest_piece, width, dtype=rows.dtype)
+        grads_buffer, hidden_buffer, product_buffer = (
+            torch.empty(largest_piece, width, dtype=torch.float32) for _ in range(3)
+        )
         for begin in range(0, rows.shape[0], step):
-            part = slice(begin, begin + step)
-            count = rows[part].shape[0]
-            g, h, p = wide[:count], hidden[:count].copy_(rows[part]), product[:count]
-            g.copy_(torch.mul(output_grads[part], weight, out=narrow[:count]))
-            to_inverse = torch.mul(g, h, out=p).sum(-1, keepdim=True)
-            to_mean = (inverse[part].pow(3).mul_(-0.5)).mul_(to_inverse).div_(width)
-            g.mul_(inverse[part])
-            to_rows[part] = g.add_(h.mul_(2).mul_(to_mean))
-        return to_rows.view(shape), to_weight, None, None
+            piece_rows = slice(begin, begin + step)
+            count = rows[piece_rows].shape[0]
+            piece_grads, piece_hidden, piece_product = (
+                grads_buffer[:count],
+                hidden_buffer[:count].copy_(rows[piece_rows]),
+                product_buffer[:count],
+            )
+            piece_grads.copy_(torch.mul(output_grads[piece_rows], weight, out=weighted_buffer[:count]))
+            inverse_grad = torch.mul(piece_grads, piece_hidden, out=piece_product).sum(-1, keepdim=True)
+            mean_grad = (inverse[piece_rows].pow(3).mul_(-0.5)).mul_(inverse_grad).div_(width)
+            piece_grads.mul_(inverse[piece_rows])
+            row_grads[piece_rows] = piece_grads.add_(piece_hidden.mul_(2).mul_(mean_grad))
+        return row_grads.view(shape), weight_grad, None, None
 
 
 def _same_bits(module: Any) -> bool:
@@ -141,15 +154,18 @@ def _same_bits(module: Any) -> bool:
     weight = torch.randn(width, generator=generator).add_(1).to(dtype)
     results = []
     for piece in (None, 2 * width):
-        x, w = inputs.clone().requires_grad_(), weight.clone().requires_grad_()
+        probe_inputs, probe_weight = inputs.clone().requires_grad_(), weight.clone().requires_grad_()
         with torch.enable_grad():
             try:
                 if piece is None:
-                    out = torch.func.functional_call(module, {"weight": w}, (x,))
+                    out = torch.func.functional_call(module, {"weight": probe_weight}, (probe_inputs,))
                 else:
-                    out = _RmsNorm.apply(x, w, module.variance_epsilon, piece)
-                results.append((out, *torch.autograd.grad(out, (x, w), grad)))
+                    out = _RmsNorm.apply(probe_inputs, probe_weight, module.variance_epsilon, piece)
+                results.append((out, *torch.autograd.grad(out, (probe_inputs, probe_weight), grad)))
             # The module needs rows of another shape, or has no such gradient.
             except (TypeError, ValueError, RuntimeError):
                 return False
-    return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(*results, strict=True))
+    return all(
+        own_result.dtype == new_result.dtype and torch.equal(own_result, new_result)
+        for own_result, new_result in zip(*results, strict=True)
+    )

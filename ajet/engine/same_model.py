@@ -45,10 +45,14 @@ def measure_largest_gap(found: Tensor, expected: Tensor, dtype: torch.dtype) -> 
     """
     if not found.shape[0]:
         return 0.0
-    have, want = (torch.log_softmax(logits.float(), -1) for logits in (found, expected))
-    gaps = (have - want).abs().amax(-1) if dtype == torch.float32 else (have.exp() - want.exp()).abs().sum(-1) / 2
+    log_found, log_expected = (torch.log_softmax(logits.float(), -1) for logits in (found, expected))
+    gaps = (
+        (log_found - log_expected).abs().amax(-1)
+        if dtype == torch.float32
+        else (log_found.exp() - log_expected.exp()).abs().sum(-1) / 2
+    )
     worst = float(gaps.max())
-    return worst if worst == worst else float("inf")
+    return worst if worst == worst else float("inf")  # NaN differs from itself
 
 
 def pad_sequences(sequences: Sequence[Any], device: torch.device) -> Tensor:
@@ -91,13 +95,13 @@ def use_attention(model: Any, name: str) -> Iterator[None]:
     Unlike transformers' `set_attn_implementation`, no kernel is requested, and models with attention fixed at
     construction cause no warning.
     """
-    before = {id(config): (config, config._attn_implementation) for config in _list_configs(model)}
-    for config, _ in before.values():
+    original_names = {id(config): (config, config._attn_implementation) for config in _list_configs(model)}
+    for config, _ in original_names.values():
         config._attn_implementation = name
     try:
         yield
     finally:
-        for config, attention_before in before.values():
+        for config, attention_before in original_names.values():
             config._attn_implementation = attention_before
 
 
@@ -108,6 +112,7 @@ def set_attention(model: Any, name: str) -> None:
 
 
 def _list_configs(model: Any) -> list[Any]:
+    """Return the configurations of all modules that select an attention implementation."""
     configs = (getattr(module, "config", None) for module in model.modules())
     return [config for config in configs if hasattr(config, "_attn_implementation")]
 

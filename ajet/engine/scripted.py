@@ -39,7 +39,7 @@ TokenScript = (
 
 
 def scripted_logprob(token: int) -> float:
-    """Return ScriptedEngine's log-probability for a sampled token; at temperature 1 it is twice as large."""
+    """Return ScriptedEngine's log-probability of a sampled token. At temperature 1 it is twice as large."""
     return -(1 + token % 97) / 128
 
 
@@ -85,7 +85,7 @@ class ScriptedEngine:
         ids, finish = self._encode_reply(reply, request)
         with self._lock:
             self.running += 1
-        done = False
+        is_done = False
         try:
             latency = self._first_chunk_delay if reply.latency is None else reply.latency
             if latency > 0:
@@ -94,34 +94,39 @@ class ScriptedEngine:
             stop = len(ids) if reply.fail_after is None else min(reply.fail_after, len(ids))
             # inlined scripted_logprob, because a function call per token is measurable
             token_logprobs = [-(1 + token % 97) / 128 for token in ids]
-            unit = [2 * logprob for logprob in token_logprobs]
+            unit_logprobs = [2 * logprob for logprob in token_logprobs]
             top = _make_alternatives(ids, request.sampling.top_logprobs)
             for begin in range(0, stop, max(step, 1)):
                 if self._closed:
                     raise EngineFailure("the engine is closed")
                 if self._chunk_delay > 0:
                     await self._wait_seconds(self._chunk_delay)
-                upto = min(begin + step, stop)
-                last = upto == len(ids) and reply.fail_after is None
-                part = slice(begin, upto)
+                end = min(begin + step, stop)
+                is_last = end == len(ids) and reply.fail_after is None
+                token_range = slice(begin, end)
                 yield TokenChunk(
-                    ids[part], token_logprobs[part], unit[part], self.version, finish if last else None, top[part]
+                    ids[token_range],
+                    token_logprobs[token_range],
+                    unit_logprobs[token_range],
+                    self.version,
+                    finish if is_last else None,
+                    top[token_range],
                 )
             if reply.fail_after is not None:
                 raise EngineFailure(f"the scripted engine fails after {reply.fail_after} tokens, as its script says")
             if not ids:
                 yield TokenChunk([], [], [], self.version, finish)
-            done = True
+            is_done = True
         except EngineFailure:
-            done = True
+            is_done = True
             raise
         finally:
             with self._lock:
                 self.running -= 1
-                self.closed_early += not done
+                self.closed_early += not is_done
 
     def weights_changed(self, version: int) -> None:
-        """Set the version; an older one raises ValueError."""
+        """Set the version. Raises ValueError for an older one."""
         if version < self.version:
             raise ValueError(f"version {version} is older than the engine's version {self.version}")
         self.version = version
@@ -135,6 +140,7 @@ class ScriptedEngine:
             loop.call_soon_threadsafe(_fail_future, future)
 
     def _take_reply(self, request: TokenRequest) -> ScriptedReply:
+        """Return the script's reply to the next request. Raises EngineFailure if the script has no more replies."""
         if self._closed:
             raise EngineFailure("the engine is closed")
         with self._lock:
@@ -151,7 +157,7 @@ class ScriptedEngine:
         return ScriptedReply(text=entry) if isinstance(entry, str) else ScriptedReply(ids=entry, ended=False)
 
     def _encode_reply(self, reply: ScriptedReply, request: TokenRequest) -> tuple[list[int], Literal["stop", "length"]]:
-        """Return the token ids of the scripted reply to a prompt."""
+        """Return the ids of a scripted reply, cut at the first stop id or the token limit, and the finish reason."""
         if reply.ids is not None:
             ids = [int(token) for token in reply.ids]
         elif self._encode is None:
@@ -169,6 +175,7 @@ class ScriptedEngine:
         return ids[: sampling.max_tokens], "length"
 
     async def _wait_seconds(self, seconds: float) -> None:
+        """Wait some seconds. `close` ends the wait with EngineFailure."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         timer = loop.call_later(seconds, _wake_future, future)
@@ -186,7 +193,7 @@ def _make_alternatives(ids: Sequence[int], count: int) -> list[list[tuple[int, f
     """Return `count` fake alternatives per token."""
     if not count:
         return []
-    return [[(token + more, 2 * scripted_logprob(token) - more) for more in range(count)] for token in ids]
+    return [[(token + offset, 2 * scripted_logprob(token) - offset) for offset in range(count)] for token in ids]
 
 
 def _wake_future(future: asyncio.Future[None]) -> None:
@@ -241,6 +248,9 @@ class ScriptedChat:
         """Does nothing, because no connection is open."""
 
     async def _answer_request(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the script's reply to the next request as a message. Raises EngineFailure if the script has no more
+        replies.
+        """
         turn = len(self.requests)
         self.requests.append(request)
         self.running += 1

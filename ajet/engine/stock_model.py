@@ -33,7 +33,7 @@ class StockModel:
     """A model from a folder in Hugging Face layout, in evaluation mode."""
 
     def __init__(self, folder: Path) -> None:
-        """Load the folder; errors of transformers are passed through."""
+        """Load the folder. Errors of transformers are passed through."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         with quiet_transformers():

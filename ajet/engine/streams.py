@@ -36,7 +36,7 @@ class TokenStream:
         return item
 
     def put(self, item: TokenChunk | EngineFailure) -> None:
-        """Add a chunk; only on the stream's loop."""
+        """Add a chunk or a failure, and wake the reader. Must run on the stream's loop."""
         self._chunks.append(item)
         if self._reader_future is not None and not self._reader_future.done():
             self._reader_future.set_result(None)

@@ -80,7 +80,7 @@ class TeacherEndpoint:
             )
         for token, teacher_text in spelt:
             own_text = tokenizer.decode([token])
-            if UNKNOWN in own_text or UNKNOWN in teacher_text:
+            if UNKNOWN in own_text or UNKNOWN in teacher_text:  # a part of a character has no text to compare
                 continue
             if own_text.lstrip(" ") != teacher_text.lstrip(" "):
                 raise build_tokenizer_error(
@@ -107,15 +107,21 @@ class TeacherEndpoint:
         """Does nothing: `leave` has closed the connections."""
 
     async def _score_timeline(self, line: Timeline) -> Floats:
+        """Return the logprobs [T] of one token sequence, 0 at tokens that are not trained."""
         ids = line.ids.tolist()
         async with self._request_slots:
             rows = await self.request_rows(ids)
         logprobs = np.zeros(len(ids), np.float32)
         for position in np.flatnonzero(line.mask).tolist():
-            logprobs[position] = rows[position - 1]["logprob"]
+            logprobs[position] = rows[position - 1]["logprob"]  # the first token has no row
         return logprobs
 
     async def request_rows(self, ids: list[int]) -> list[dict[str, Any]]:
+        """Return the server's entry for each id but the first. Failures are retried after growing pauses.
+
+        Raises:
+            TeacherFailure: all tries failed, or a retry cannot help.
+        """
         for number in range(self._max_retries + 1):
             try:
                 return self._parse_rows(await self._post_ids(ids), ids)
@@ -126,6 +132,7 @@ class TeacherEndpoint:
         raise AssertionError("unreachable")
 
     async def _post_ids(self, ids: list[int]) -> httpx.Response:
+        """Send token ids to the server, and return its response. Raises TeacherFailure if it does not answer."""
         if self.client is None:
             self.client = httpx.AsyncClient(headers=self._build_headers(), timeout=self._timeout)
         try:
@@ -134,11 +141,16 @@ class TeacherEndpoint:
             raise TeacherFailure(f"the teacher at {self._url} {self._describe_failure(problem)}", own=True) from problem
 
     def _describe_failure(self, problem: httpx.HTTPError) -> str:
+        """Say in words how the server failed: it hangs, or it did not answer."""
         if isinstance(problem, (httpx.ReadTimeout, httpx.WriteTimeout)):
             return f"hangs: it accepted the request and sent nothing for {self._timeout:g} s ({KEY}.timeout)"
         return f"did not answer: {type(problem).__name__}: {problem}"
 
     def _build_body(self, ids: list[int]) -> dict[str, Any]:
+        """Return the request for the logprobs of token ids.
+
+        `prompt_logprobs: 0` requests each given id without alternatives. The one sampled token is not used.
+        """
         return {"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
 
     def _build_headers(self) -> dict[str, str]:
@@ -183,9 +195,9 @@ class TeacherEndpoint:
 
 def choose_probe_ids(tokenizer: Any) -> list[int]:
     """Return the tokenizer's added ids and an even sample of the others."""
-    added = sorted(tokenizer.get_added_vocab().values())[:PROBED]
-    rest = sorted({*tokenizer.get_vocab().values()} - {*added})
-    return [*rest[:: max(1, len(rest) // PROBED)], *added]
+    added_ids = sorted(tokenizer.get_added_vocab().values())[:PROBED]
+    plain_ids = sorted({*tokenizer.get_vocab().values()} - {*added_ids})
+    return [*plain_ids[:: max(1, len(plain_ids) // PROBED)], *added_ids]
 
 
 def build_tokenizer_error(why: str) -> ConfigError:

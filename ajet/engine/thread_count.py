@@ -50,15 +50,18 @@ def read_busy_seconds() -> tuple[float, float]:
     """Return the processor seconds of other processes on the allowed cores: of the same, and of lower priority."""
     times = psutil.cpu_times(percpu=True)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
-    normal = nice = 0.0
-    for each in (times[cpu] for cpu in allowed if cpu < len(times)):
+    same_priority = lower_priority = 0.0
+    for core_times in (times[cpu] for cpu in allowed if cpu < len(times)):
         # Guests count as user or nice time already.
-        idle = each.idle + sum(getattr(each, name, 0.0) for name in ("iowait", "guest", "guest_nice"))
-        normal += sum(each) - idle - getattr(each, "nice", 0.0)
-        nice += getattr(each, "nice", 0.0)
+        idle = core_times.idle + sum(getattr(core_times, name, 0.0) for name in ("iowait", "guest", "guest_nice"))
+        same_priority += sum(core_times) - idle - getattr(core_times, "nice", 0.0)
+        lower_priority += getattr(core_times, "nice", 0.0)
     own_seconds = time.process_time()
+    # A niced process counts the niced ones as its own priority.
     return (
-        (normal - own_seconds, nice) if os.getpriority(os.PRIO_PROCESS, 0) <= 0 else (normal + nice - own_seconds, 0.0)
+        (same_priority - own_seconds, lower_priority)
+        if os.getpriority(os.PRIO_PROCESS, 0) <= 0
+        else (same_priority + lower_priority - own_seconds, 0.0)
     )
 
 
@@ -79,14 +82,17 @@ class ThreadCount:
         """Choose the number of threads from the machine's load since the last measurement."""
         now, seconds = time.monotonic(), read_busy_seconds()
         elapsed = now - self._measured_at
-        same, lower = (max(0.0, b - a) / elapsed for a, b in zip(self._busy_seconds, seconds, strict=True))
-        self.busy = same + lower
+        same_priority, lower_priority = (
+            max(0.0, seconds_now - seconds_before) / elapsed
+            for seconds_before, seconds_now in zip(self._busy_seconds, seconds, strict=True)
+        )
+        self.busy = same_priority + lower_priority
         self._measured_at = now
         self._busy_seconds = seconds
-        before, self.value = self.value, self._count_for_load(same, lower, now)
+        previous_count, self.value = self.value, self._count_for_load(same_priority, lower_priority, now)
         if self._logged_count is None:
             self._logged_count = self.value
-        elif self.value == before != self._logged_count and self._lines.is_due():  # two measurements agree
+        elif self.value == previous_count != self._logged_count and self._lines.is_due():  # two measurements agree
             self._logged_count = self.value
             logger.info("now {}", self.describe())
 
@@ -97,19 +103,19 @@ class ThreadCount:
         next measurement counts only what they then still use.
 
         Args:
-            same: CPU seconds used by processes of the same priority.
-            lower: CPU seconds used by processes of lower priority.
-            now: time of the measurement.
+            same: cores kept busy by processes of the same priority.
+            lower: cores kept busy by processes of lower priority.
+            now: monotonic time of the measurement.
         """
         count = choose_count(self._core_count, same + lower, self._limit, self.value)
-        without = choose_count(self._core_count, same, self._limit, self.value)
+        count_without_lower = choose_count(self._core_count, same, self._limit, self.value)
         was_trial, self._is_trial = self._is_trial, False
-        if without > count:
+        if count_without_lower > count:
             if was_trial:
                 self._next_trial = now + TRIAL_SECONDS
             elif now >= self._next_trial:
                 self._is_trial = True
-                return without
+                return count_without_lower
         return count
 
     def adjust(self) -> None:
@@ -164,10 +170,10 @@ def choose_threads(wanted: int | str, device: torch.device, *, deterministic: bo
 
 
 def adjust_threads(state: torch.Tensor | None = None) -> None:
-    """Set the calling thread's count to what the load allows; does nothing if the count is fixed.
+    """Set the calling thread's count to what the load allows. Does nothing if the count is fixed.
 
     Args:
-        state: intermediate result of a layer; the count is adjusted again in the layer's backward pass.
+        state: intermediate result of a layer: the count is adjusted again in the layer's backward pass.
     """
     if (followed := _followed) is None:
         return

@@ -93,6 +93,7 @@ def build_verdict_key(model: Any, *, code: Sequence[Path]) -> str:
 
 
 def _find_source_file(kind: type) -> str | None:
+    """Return the file that defines a class, or None for a class without a file."""
     try:
         file = inspect.getsourcefile(kind)
     except (TypeError, OSError):  # defined in a notebook, or compiled
@@ -101,6 +102,6 @@ def _find_source_file(kind: type) -> str | None:
 
 
 def _list_configured_modules(model: Any) -> list[Any]:
-    """Return one module per distinct configuration; layers share theirs."""
+    """Return one module for each distinct configuration, since layers share theirs."""
     module_by_config = {id(module.config): module for module in model.modules() if hasattr(module, "config")}
     return [module for module in module_by_config.values() if hasattr(module.config, "to_json_string")]

@@ -58,7 +58,7 @@ class Watch:
         self.under_way.remove(reply)
 
     def newest_words(self) -> tuple[UnderWay, str] | None:
-        """Return the oldest running reply and its newest words, or None."""
+        """Return the oldest running reply and the text of its newest tokens, or None if no reply is running."""
         for reply in self.under_way[:1]:
             return reply, reply.words or (self._tokenizer.decode(reply.newest) if reply.newest else "")
         return None
@@ -92,6 +92,7 @@ class WatchedEngine(EngineWrapper):
         return self._enter_inner("held")
 
     def _enter_inner(self, name: str) -> AbstractContextManager[object]:
+        """Return the inner engine's context manager of this name, or one without effect if the engine lacks it."""
         make_context = getattr(self._engine, name, None)
         return nullcontext() if make_context is None else cast(AbstractContextManager[object], make_context())
 

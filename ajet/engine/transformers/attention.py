@@ -63,7 +63,7 @@ class ShapeProbe:
         self.dtype, self.device = torch.float32, torch.device("cpu")
 
     def note(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> None:
-        """Record one layer's shapes; called by each layer."""
+        """Record one layer's shapes and window. Each layer calls this in its forward pass."""
         self.windows[layer] = window
         self.seen[layer] = (key.shape[1], key.shape[3], value.shape[3])
         self.dtype, self.device = key.dtype, key.device
@@ -154,9 +154,17 @@ class _AttentionTerms:
 def _attend_next_tokens(
     block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, terms: _AttentionTerms
 ) -> Tensor:
-    """Attend one next token per row: q [H, N, d], k and v [K, N, d] to [n, H, d]."""
-    n, a, pool = block.count, block.begin, block.pool
-    q, k, v = (t[:, a : a + n].transpose(0, 1) for t in (q, k, v))
+    """Attend one next token for each row of a block, and store its keys and values in the row's pool first.
+
+    Args:
+        q: queries of the step, shape [H, N, d].
+        k: keys of the step, shape [K, N, d], like `v`.
+
+    Returns:
+        Outputs of the block's n tokens, shape [n, H, d].
+    """
+    n, begin, pool = block.count, block.begin, block.pool
+    q, k, v = (tensor[:, begin : begin + n].transpose(0, 1) for tensor in (q, k, v))
     keys, values = pool.keys[layer], pool.values[layer]
     keys.view(-1, keys.shape[-1]).index_copy_(0, block.places, k.reshape(-1, k.shape[-1]))
     values.view(-1, values.shape[-1]).index_copy_(0, block.places, v.reshape(-1, v.shape[-1]))
@@ -164,14 +172,14 @@ def _attend_next_tokens(
     if terms.plain and q.device.type == "cpu" and q.shape[-1] == values.shape[-1]:
         visible = min(pool.capacity, (block.longest // KEY_MULTIPLE + 1) * KEY_MULTIPLE)
         mask = block.mask(terms.window, q.dtype)[:, :visible]
-        got = attend_fused_rows(q, keys[rows, :, :visible], values[rows, :, :visible], mask, terms.scale)
+        output = attend_fused_rows(q, keys[rows, :, :visible], values[rows, :, :visible], mask, terms.scale)
     else:
         # The product covers the complete capacity, masked. A product over a part of each row would copy the parts.
         heads = keys.shape[1]
         grouped = q.reshape(n, heads, -1, q.shape[-1])
         mask = block.mask(terms.window, q.dtype)[:, None, None].expand(-1, heads, grouped.shape[2], -1).flatten(0, 1)
-        got = _attend_block(grouped, keys[rows], values[rows], mask, terms)
-    return got.reshape(n, -1, values.shape[-1])
+        output = _attend_block(grouped, keys[rows], values[rows], mask, terms)
+    return output.reshape(n, -1, values.shape[-1])
 
 
 def attend_fused_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -203,36 +211,52 @@ def has_matrix_unit() -> bool:
 
 
 def _attend_stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, terms: _AttentionTerms) -> Tensor:
-    """Attend several new tokens of g rows, and return [g * length, H, d]."""
-    a = block.begin
+    """Attend several new tokens of g rows, and store their keys and values in the rows' pool first.
+
+    Args:
+        q: queries of the step, shape [H, N, d].
+        k: keys of the step, shape [K, N, d], like `v`.
+
+    Returns:
+        Outputs of the block's tokens, shape [g * length, H, d].
+    """
+    begin = block.begin
     g = block.rows
     length = block.length
     start = block.start
     stop = start + length
     keys, values = block.pool.keys[layer], block.pool.values[layer]
-    if block.source is not None:
+    if block.source is not None:  # the rows share a prefix that another row has computed earlier in this step
         pool, slots = block.source
         keys[block.slots, :, :start] = pool.keys[layer][slots, :, :start]
         values[block.slots, :, :start] = pool.values[layer][slots, :, :start]
-    new_q, new_k, new_v = (t[:, a : a + g * length].unflatten(1, (g, length)).transpose(0, 1) for t in (q, k, v))
+    new_q, new_k, new_v = (
+        tensor[:, begin : begin + g * length].unflatten(1, (g, length)).transpose(0, 1) for tensor in (q, k, v)
+    )
     keys[block.slots, :, start:stop] = new_k
     values[block.slots, :, start:stop] = new_v
-    if start:
+    if start:  # the tokens also see the keys before them
         new_k, new_v = keys[block.slots, :, :stop], values[block.slots, :, :stop]
     mask = block.mask(terms.window)
     if terms.plain:
         groups = new_q.shape[1] // new_k.shape[1]
-        native = groups > 1 and q.device.type == "cpu"
-        if groups > 1 and not native:
-            new_k, new_v = (t.repeat_interleave(groups, 1) for t in (new_k, new_v))
-        got = F.scaled_dot_product_attention(
-            new_q, new_k, new_v, attn_mask=mask, is_causal=mask is None, scale=terms.scale, enable_gqa=native
+        uses_grouped_heads = groups > 1 and q.device.type == "cpu"
+        if groups > 1 and not uses_grouped_heads:
+            new_k, new_v = (tensor.repeat_interleave(groups, 1) for tensor in (new_k, new_v))
+        output = F.scaled_dot_product_attention(
+            new_q,
+            new_k,
+            new_v,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=terms.scale,
+            enable_gqa=uses_grouped_heads,
         )
     else:
         if mask is None:
             mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-        got = _attend_grouped(new_q, new_k, new_v, _make_additive_mask(mask, q.dtype), terms)
-    return got.transpose(1, 2).reshape(g * length, -1, got.shape[-1])
+        output = _attend_grouped(new_q, new_k, new_v, _make_additive_mask(mask, q.dtype), terms)
+    return output.transpose(1, 2).reshape(g * length, -1, output.shape[-1])
 
 
 def _attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, terms: _AttentionTerms) -> Tensor:
@@ -269,18 +293,20 @@ def _attend_block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, terms: _Attenti
 
 
 def _make_additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask to add to the scores: 0 where `seen` is True, else -inf."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
 
 def make_shared_copy(model: Any) -> Any:
     """Copy the module tree of `model` with shared parameters and buffers, in evaluation mode, with row attention."""
     register_attention()
-    shared = {id(t): t for t in [*model.parameters(), *model.buffers()]}
-    other = copy.deepcopy(model, shared)
-    set_attention(other, NAME)
-    other.eval()
-    replace_norms(other)
-    return other
+    # The memo of deepcopy: tensors listed there are used as they are, not copied.
+    shared_tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    model_copy = copy.deepcopy(model, shared_tensors)
+    set_attention(model_copy, NAME)
+    model_copy.eval()
+    replace_norms(model_copy)
+    return model_copy
 
 
 def copy_weights(source: Any, into: Any) -> None:

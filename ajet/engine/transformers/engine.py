@@ -100,7 +100,7 @@ class TransformersEngine:
         self._thread.start()
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
-        """Stream one reply; closing the iterator early frees the row before the next step.
+        """Stream one reply. Closing the iterator early frees the row before the next step.
 
         Raises:
             EngineFailure: the engine is closed, lacks the adapter, or a step failed.
@@ -153,7 +153,7 @@ class TransformersEngine:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within the block no new step begins, and caches stay; calls submitted inside are computed together."""
+        """Within the block no new step begins and caches stay, so calls submitted inside are computed together."""
         with self._state_changed:
             self._pause_count += 1
         try:
@@ -164,7 +164,7 @@ class TransformersEngine:
                 self._state_changed.notify_all()
 
     def weights_changed(self, version: int) -> None:
-        """Announce that the tensors now hold policy `version`; running calls continue with recomputed keys and values.
+        """Announce that the tensors now hold policy `version`. Running calls go on with recomputed keys and values.
 
         Raises:
             ValueError: `version` is older than the current one.
@@ -179,7 +179,7 @@ class TransformersEngine:
             self.version = version
 
     def close(self) -> None:
-        """End the thread; running calls fail with EngineFailure. Idempotent."""
+        """End the thread. Running calls fail with EngineFailure. Idempotent."""
         with self._state_changed:
             self._is_closing = True
             self._state_changed.notify_all()
@@ -198,6 +198,7 @@ class TransformersEngine:
         logprobs: list[float] = []
 
         def most_likely(_: int, logits_BV: Tensor) -> list[int]:
+            """Return the most likely token in a list, and record it with its log-probability."""
             table = torch.log_softmax(logits_BV[0].float(), -1)
             ids.append(int(table.argmax()))
             logprobs.append(float(table[ids[-1]]))
@@ -244,9 +245,9 @@ class TransformersEngine:
             )
         shape = probe.shape()
         if self._mixed_adapters is not None:
-            last = torch.ones(1, dtype=torch.long, device=self._device)
+            last_index = torch.ones(1, dtype=torch.long, device=self._device)
             # Raises UserError if a layer cannot apply an adapter to the last token alone.
-            with self._mixed_adapters.computing([(name, last) for name in sorted(self._mixed_adapters.names)]):
+            with self._mixed_adapters.computing([(name, last_index) for name in sorted(self._mixed_adapters.names)]):
                 self._compute_logits(ShapeProbe(), ids, torch.arange(2, device=self._device)[None], ids[0, :1])
         if verdicts is None or not verdicts.has(key):
             require_eager_agreement(self._model, self._compute_logits, shape, self._vocabulary)
@@ -268,6 +269,7 @@ class TransformersEngine:
         return self._mixed_adapters.computing(split_by_adapter(step.owners, self._device))
 
     def _run_loop(self) -> None:
+        """Run steps until the engine closes or stops by an error, then fail all open calls."""
         try:
             while self._run_turn():
                 pass
@@ -278,7 +280,7 @@ class TransformersEngine:
                 self._state_changed.notify_all()
 
     def _run_turn(self) -> bool:
-        """Wait for work and run one step; return False if the engine is closing."""
+        """Wait for work and run one step. Return False if the engine is closing."""
         with self._state_changed:
             if not self._has_work():
                 end_worker_threads()
@@ -303,6 +305,7 @@ class TransformersEngine:
         return True
 
     def _has_work(self) -> bool:
+        """Return True if the engine is closing, or if it has calls and is not paused."""
         return self._is_closing or (
             not self._pause_count and bool(self._new_requests or self._scheduler.waiting or self._has_active_rows())
         )
@@ -311,6 +314,7 @@ class TransformersEngine:
         return any(pool.active for pool in self._rows.pools.values())
 
     def _take_in(self) -> None:
+        """Take over new calls and drop aborted ones, between two steps. The lock must be held."""
         aborted = {id(call) for call in self._aborted_requests}
         self._aborted_requests.clear()
         self._scheduler.waiting.extend(self._new_requests)
@@ -330,12 +334,13 @@ class TransformersEngine:
         if not pieces:
             return
         step = build_step(pieces, self._device)
+        # Rows may share a token of the step; its logits are computed once, as one line of `logits`.
         line_of_index: dict[int, int] = {}
         for _, index in step.sampled:
             line_of_index.setdefault(index, len(line_of_index))
-        of_row = {id(row): line_of_index[index] for row, index in step.sampled}
-        drawing = [row for row, _ in step.sampled] + [follower for follower, _ in followers]
-        lines = [of_row[id(row)] for row, _ in step.sampled] + [of_row[id(leader)] for _, leader in followers]
+        line_of_row = {id(row): line_of_index[index] for row, index in step.sampled}
+        drawing_rows = [row for row, _ in step.sampled] + [follower for follower, _ in followers]
+        lines = [line_of_row[id(row)] for row, _ in step.sampled] + [line_of_row[id(leader)] for _, leader in followers]
         sampled_indices = torch.tensor(list(line_of_index), dtype=torch.long, device=self._device)
         logits = self._compute_logits(step, step.ids, step.positions, sampled_indices)
         for row in step.rows:
@@ -343,12 +348,13 @@ class TransformersEngine:
         copy_to_followers(followers)
         self.counts["steps"] += 1
         self.counts["computed_tokens"] += step.ids.shape[1]
-        if drawing:
+        if drawing_rows:
             if lines != list(range(len(line_of_index))):
                 logits = logits[torch.tensor(lines, device=self._device)]
-            self._deliver_tokens(drawing, self._draw_tokens(drawing, logits))
+            self._deliver_tokens(drawing_rows, self._draw_tokens(drawing_rows, logits))
 
     def _draw_tokens(self, rows: list[Row], logits_BV: Tensor) -> DrawnTokens:
+        """Draw the next token of each row from its logits, with the random number of its call and position."""
         calls: list[InflightRequest] = [row.call for row in rows]
         streams = np.array([call.draws for call in calls], dtype=np.uint64)
         positions = np.array([call.drawn for call in calls], dtype=np.uint64)
@@ -358,16 +364,16 @@ class TransformersEngine:
             )
 
     def _deliver_tokens(self, rows: list[Row], drawn_tokens: DrawnTokens) -> None:
-        """Append each row's token and send due chunks."""
+        """Append each row's drawn token, retire rows that have ended, and send the chunks that are due."""
         finished: list[Row] = []
-        for k, row in enumerate(rows):
+        for index, row in enumerate(rows):
             call: InflightRequest = row.call
-            token = drawn_tokens.ids[k]
+            token = drawn_tokens.ids[index]
             call.ids.append(token)
-            call.logprobs.append(drawn_tokens.logprobs[k])
-            call.logprobs_unit.append(drawn_tokens.logprobs_unit[k])
+            call.logprobs.append(drawn_tokens.logprobs[index])
+            call.logprobs_unit.append(drawn_tokens.logprobs_unit[index])
             if call.request.sampling.top_logprobs:
-                call.top.append(drawn_tokens.top[k])
+                call.top.append(drawn_tokens.top[index])
             call.drawn += 1
             self.counts["sampled_tokens"] += 1
             if call.drawn == 1:
@@ -394,6 +400,7 @@ class TransformersEngine:
         self._outbox.send()
 
     def _queue_chunk(self, call: InflightRequest, finish: Literal["stop", "length"] | None) -> None:
+        """Queue the pending tokens of a call as a chunk for the next send. `finish` is None if the call continues."""
         chunk = TokenChunk(call.ids, call.logprobs, call.logprobs_unit, self.version, finish, call.top)
         call.ids = []
         call.logprobs = []
@@ -402,7 +409,7 @@ class TransformersEngine:
         self._outbox.add(call.stream, chunk)
 
     def _fail_all(self, why: str) -> None:
-        """Fail all running and waiting calls and drop all rows; the lock must be held."""
+        """Fail all running and waiting calls and drop all rows. The lock must be held."""
         self._take_in()
         rows = self._rows.active
         for call in [*(row.call for row in rows), *self._scheduler.waiting]:

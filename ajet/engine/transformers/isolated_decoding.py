@@ -44,19 +44,19 @@ def decode_sequences(
         shared: number of tokens that the second prompt shares with the first; their keys and values are copied.
     """
     rows = Rows(shape, max_rows=2 * len(prompts), max_bytes=0)
-    placed = [rows.place(np.asarray(ids, np.int32), len(ids) + count, adapter) for ids in prompts]
-    pieces = [Piece(row, 0, row.known) for row in placed]
+    sequence_rows = [rows.place(np.asarray(ids, np.int32), len(ids) + count, adapter) for ids in prompts]
+    pieces = [Piece(row, 0, row.known) for row in sequence_rows]
     if shared:
-        placed[1].depth = 1
-        pieces[1] = Piece(placed[1], shared, placed[1].known - shared, placed[0])
+        sequence_rows[1].depth = 1  # written after the first row, whose prefix it copies
+        pieces[1] = Piece(sequence_rows[1], shared, sequence_rows[1].known - shared, sequence_rows[0])
     step_logits = []
     for turn in range(count):
-        logits = _run_step(forward, shape, placed, pieces)
+        logits = _run_step(forward, shape, sequence_rows, pieces)
         step_logits.append(logits)
-        for row, token in zip(placed, choose(turn, logits), strict=True):
+        for row, token in zip(sequence_rows, choose(turn, logits), strict=True):
             row.depth = 0
             row.append(token)
-        pieces = [Piece(row, row.computed, 1) for row in placed]
+        pieces = [Piece(row, row.computed, 1) for row in sequence_rows]
     return torch.stack(step_logits, 1)
 
 

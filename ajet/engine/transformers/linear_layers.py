@@ -38,11 +38,11 @@ class PackedWeights:
         self.packed_weights: dict[torch.nn.Linear, Tensor] = {}
         self._lacks_memory = False
         layers = [module for module in model.modules() if _is_packable(module)]
-        one_each = {_read_kind(each): each for each in layers}
-        same = {kind: has_same_bits(layer) for kind, layer in one_each.items()}
-        self._layers = [each for each in layers if same[_read_kind(each)]]
-        for each in self._layers:
-            each.forward = self._make_product(each)
+        layer_by_kind = {_read_kind(linear): linear for linear in layers}
+        same_bits_by_kind = {kind: has_same_bits(layer) for kind, layer in layer_by_kind.items()}
+        self._layers = [linear for linear in layers if same_bits_by_kind[_read_kind(linear)]]
+        for linear in self._layers:
+            linear.forward = self._make_product(linear)
 
     @property
     def bytes(self) -> int:
@@ -50,7 +50,7 @@ class PackedWeights:
         return sum(layer.weight.nbytes for layer in self._layers)
 
     def forget(self) -> None:
-        """Free all packed weights; the next product packs again."""
+        """Free all packed weights. The next product packs again."""
         self.packed_weights.clear()
         self._lacks_memory = False
 
@@ -68,6 +68,7 @@ class PackedWeights:
         """Return the layer's forward function. The first call packs the weight, if memory suffices."""
 
         def product(inputs: Tensor) -> Tensor:
+            """Return the layer's output by the packed weight, or by torch's own product if memory is short."""
             packed = self.packed_weights.get(layer)
             if packed is None:
                 if not self._has_room():
@@ -78,7 +79,7 @@ class PackedWeights:
         return product
 
     def _has_room(self) -> bool:
-        """True if memory suffices for all packed weights; checked once per version."""
+        """True if memory suffices for all packed weights. It is measured once per version."""
         if not self.packed_weights and not self._lacks_memory and measure_main_memory()[1] < SPARE * self.bytes:
             logger.info(
                 "sampling is slower: too little memory to pack the weights ({:,.0f} MB needed)", self.bytes / 1e6
@@ -105,11 +106,13 @@ def can_pack() -> bool:
 
 
 def _pack_weight(weight: Tensor) -> Tensor:
+    """Return a weight in oneDNN's layout for products with about ROWS rows."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
     return packed
 
 
 def _multiply_packed(inputs: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the product of inputs [..., in] with a packed weight, plus the bias, without an activation."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")
     return out
 
@@ -149,16 +152,16 @@ class MixedAdapters:
         self.names = frozenset(names)
         self._rows_by_adapter: Sequence[Part] = ()
         self._layers: list[tuple[str, Any]] = [
-            (name, each) for name, each in model.named_modules() if isinstance(each, LoraLayer)
+            (name, layer) for name, layer in model.named_modules() if isinstance(layer, LoraLayer)
         ]
-        for name, each in self._layers:
-            if not isinstance(each.get_base_layer(), torch.nn.Linear) or each.lora_variant:
+        for name, layer in self._layers:
+            if not isinstance(layer.get_base_layer(), torch.nn.Linear) or layer.lora_variant:
                 raise UserError(
                     f"The layer {name} has a kind of adapter that one batch cannot combine with other adapters.",
                     where="ajet.trainer_common.lora.target_modules",
                     expected="plain LoRA on linear layers",
                 )
-            each.forward = self._make_product(name, each)
+            layer.forward = self._make_product(name, layer)
 
     @contextmanager
     def computing(self, parts: Sequence[Part]) -> Iterator[None]:
@@ -170,9 +173,9 @@ class MixedAdapters:
             self._rows_by_adapter = ()
 
     def close(self) -> None:
-        """Restore the layers' own products, as in `PackedWeights.close`."""
-        for _, each in self._layers:
-            vars(each).pop("forward", None)
+        """Restore the layers' own products and drop all references, so that the model can be freed."""
+        for _, layer in self._layers:
+            vars(layer).pop("forward", None)
         self._layers.clear()
 
     def _make_product(self, name: str, layer: Any) -> Any:
@@ -183,6 +186,9 @@ class MixedAdapters:
         scaling = layer.scaling
 
         def product(inputs: Tensor) -> Tensor:
+            """Return the base layer's output, plus that of each token's adapter. Raises UserError if tokens cannot be
+            told apart.
+            """
             result: Tensor = base(inputs)
             for adapter, rows in self._rows_by_adapter:
                 if adapter not in down:

@@ -40,14 +40,19 @@ class NextTokens:
         return int(self.lengths.shape[0])
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Return a mask of 0 or -inf to add to the scores, shape [n, capacity]; a window shows only its last keys."""
+        """Return a mask to add to the scores, shape [n, capacity]: 0 where the row's token sees the key, else -inf.
+
+        Args:
+            window: number of last keys that a token sees. None: all.
+            dtype: number format of the scores.
+        """
         cached = self.masks.get((window, dtype))
         if cached is None:
             key_positions = torch.arange(self.pool.capacity, device=self.lengths.device)
-            last = self.lengths[:, None]
-            hidden = key_positions > last
+            own_position = self.lengths[:, None]
+            hidden = key_positions > own_position
             if window is not None:
-                hidden |= key_positions <= last - window
+                hidden |= key_positions <= own_position - window
             cached = torch.zeros(hidden.shape, dtype=dtype, device=key_positions.device).masked_fill_(
                 hidden, float("-inf")
             )
@@ -71,7 +76,12 @@ class Stretch:
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None) -> Tensor | None:
-        """Return a mask [length, start + length], True if the token sees the key; None for plain causal attention."""
+        """Return a mask [length, start + length], True if the token sees the key. None stands for plain causal
+        attention.
+
+        Args:
+            window: number of last keys that a token sees. None: all.
+        """
         if self.start == 0 and (window is None or self.length <= window):
             return None
         cached = self.masks.get(window)
@@ -115,49 +125,60 @@ class Piece:
 
 def build_step(pieces: list[Piece], device: torch.device) -> PlannedStep:
     """Concatenate the tokens of all pieces to the inputs of one forward pass."""
-    single = [p for p in pieces if p.length == 1 and p.source is None]
-    longer = [p for p in pieces if not (p.length == 1 and p.source is None)]
+    next_pieces = [piece for piece in pieces if piece.length == 1 and piece.source is None]
+    longer_pieces = [piece for piece in pieces if not (piece.length == 1 and piece.source is None)]
     ids: list[Any] = []
     positions: list[Any] = []
     sampled: list[tuple[Row, int]] = []
     owners: list[tuple[str | None, int]] = []
     begin = 0
     next_tokens, stretches = [], []
-    by_pool: dict[RowPool, list[Piece]] = {}
-    for piece in single:
-        by_pool.setdefault(piece.row.pool, []).append(piece)
-    for pool, members in by_pool.items():
-        members.sort(key=lambda p: p.row.slot)
-        slots = np.array([p.row.slot for p in members])
-        starts = np.array([p.start for p in members])
+    pieces_by_pool: dict[RowPool, list[Piece]] = {}
+    for piece in next_pieces:
+        pieces_by_pool.setdefault(piece.row.pool, []).append(piece)
+    for pool, members in pieces_by_pool.items():
+        members.sort(key=lambda piece: piece.row.slot)
+        slots = np.array([piece.row.slot for piece in members])
+        starts = np.array([piece.start for piece in members])
         next_tokens.append(_next_tokens(pool, slots, starts, begin, device))
         ids.append(pool.tokens[slots, starts])
         positions.append(starts)
-        owners += [(p.row.adapter, 1) for p in members]
-        sampled += [(p.row, begin + k) for k, p in enumerate(members) if p.start + 1 == p.row.known]
+        owners += [(piece.row.adapter, 1) for piece in members]
+        # Only the last known token of a row is followed by a drawn one.
+        sampled += [
+            (piece.row, begin + index) for index, piece in enumerate(members) if piece.start + 1 == piece.row.known
+        ]
         begin += len(members)
-    groups: dict[Any, list[Piece]] = {}
-    for piece in longer:
-        source = piece.source.pool.capacity if piece.source else 0
-        key = (piece.row.depth, piece.row.pool.capacity, source, piece.start, piece.length)
-        groups.setdefault(key, []).append(piece)
-    for key in sorted(groups):
-        members = groups[key]
-        first = members[0]
-        slots = np.array([p.row.slot for p in members])
-        sources = [p.source for p in members if p.source]
-        copied = (sources[0].pool, _index_slots(np.array([s.slot for s in sources]), device)) if sources else None
-        pool, stop = first.row.pool, first.start + first.length
+    # Pieces of equal start and length form one block. Depth comes first in the order: a row with a greater depth copies
+    # a prefix that a row with a smaller depth has computed.
+    pieces_by_layout: dict[Any, list[Piece]] = {}
+    for piece in longer_pieces:
+        source_capacity = piece.source.pool.capacity if piece.source else 0
+        layout = (piece.row.depth, piece.row.pool.capacity, source_capacity, piece.start, piece.length)
+        pieces_by_layout.setdefault(layout, []).append(piece)
+    for layout in sorted(pieces_by_layout):
+        members = pieces_by_layout[layout]
+        first_piece = members[0]
+        slots = np.array([piece.row.slot for piece in members])
+        sources = [piece.source for piece in members if piece.source]
+        copy_source = (
+            (sources[0].pool, _index_slots(np.array([source_row.slot for source_row in sources]), device))
+            if sources
+            else None
+        )
+        pool, stop = first_piece.row.pool, first_piece.start + first_piece.length
         slot_index = _index_slots(slots, device)
-        stretches.append(Stretch(pool, begin, slot_index, len(members), first.start, first.length, copied))
-        ids.append(pool.tokens[slots, first.start : stop].reshape(-1))
-        positions.append(np.tile(np.arange(first.start, stop), len(members)))
-        owners += [(p.row.adapter, first.length) for p in members]
-        for k, p in enumerate(members):
-            if stop == p.row.known:
-                sampled.append((p.row, begin + (k + 1) * first.length - 1))
-        begin += len(members) * first.length
-    rows = [p.row for p in pieces]
+        stretches.append(
+            Stretch(pool, begin, slot_index, len(members), first_piece.start, first_piece.length, copy_source)
+        )
+        ids.append(pool.tokens[slots, first_piece.start : stop].reshape(-1))
+        positions.append(np.tile(np.arange(first_piece.start, stop), len(members)))
+        owners += [(piece.row.adapter, first_piece.length) for piece in members]
+        for index, piece in enumerate(members):
+            if stop == piece.row.known:
+                sampled.append((piece.row, begin + (index + 1) * first_piece.length - 1))
+        begin += len(members) * first_piece.length
+    rows = [piece.row for piece in pieces]
     return PlannedStep(
         _make_tensor(np.concatenate(ids), device)[None],
         _make_tensor(np.concatenate(positions), device)[None],
@@ -170,15 +191,22 @@ def build_step(pieces: list[Piece], device: torch.device) -> PlannedStep:
 
 
 def _next_tokens(pool: RowPool, slots: Any, starts: Any, begin: int, device: torch.device) -> NextTokens:
+    """Return the block of next tokens for n rows of a pool.
+
+    Args:
+        slots: slots of the rows in rising order, shape [n].
+        starts: position of each row's next token, shape [n].
+        begin: index of the block's first token in the step.
+    """
     heads = np.arange(pool.shape.heads)
     places = (slots[:, None] * pool.shape.heads + heads) * pool.capacity + starts[:, None]
-    together = slots[-1] == len(slots) - 1
+    fills_first_slots = slots[-1] == len(slots) - 1
     return NextTokens(
         pool,
         begin,
         _make_tensor(starts, device),
         int(starts.max()),
-        None if together else _make_tensor(slots, device),
+        None if fills_first_slots else _make_tensor(slots, device),
         _make_tensor(places.reshape(-1), device),
     )
 

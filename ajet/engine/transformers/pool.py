@@ -39,7 +39,7 @@ class Row:
         return self.pool.tokens[self.slot, : self.known]
 
     def append(self, token: int) -> None:
-        """Append a sampled token; the next step computes its keys and values."""
+        """Append a sampled token, whose keys and values the next step computes."""
         self.pool.tokens[self.slot, self.known] = token
         self.known += 1
 
@@ -77,23 +77,28 @@ class RowPool:
         self.keys, self.values, self.tokens = self._make_tensors(0)
 
     def _make_tensors(self, slots: int) -> tuple[Tensor, Tensor, Any]:
-        s = self.shape
+        """Return keys, values and token ids (-1: none) for a number of slots."""
+        shape = self.shape
         # zeros, because masked values are multiplied by 0, and 0 times NaN is NaN
-        keys = torch.zeros(s.layers, slots, s.heads, self.capacity, s.key_width, dtype=s.dtype, device=s.device)
-        values = torch.zeros(s.layers, slots, s.heads, self.capacity, s.value_width, dtype=s.dtype, device=s.device)
+        keys = torch.zeros(
+            shape.layers, slots, shape.heads, self.capacity, shape.key_width, dtype=shape.dtype, device=shape.device
+        )
+        values = torch.zeros(
+            shape.layers, slots, shape.heads, self.capacity, shape.value_width, dtype=shape.dtype, device=shape.device
+        )
         return keys, values, np.full((slots, self.capacity), -1, np.int32)
 
     def reserve(self, slots: int) -> None:
         """Grow the pool to at least `slots` rows."""
-        have = len(self.rows)
-        if slots <= have:
+        old_count = len(self.rows)
+        if slots <= old_count:
             return
         keys, values, tokens = self._make_tensors(slots)
-        keys[:, :have], values[:, :have], tokens[:have] = self.keys, self.values, self.tokens
+        keys[:, :old_count], values[:, :old_count], tokens[:old_count] = self.keys, self.values, self.tokens
         self.keys = keys
         self.values = values
         self.tokens = tokens
-        self.rows += [None] * (slots - have)
+        self.rows += [None] * (slots - old_count)
 
     def free_slot(self) -> int | None:
         """Return a free slot behind the active ones, or None."""
@@ -103,15 +108,15 @@ class RowPool:
         return None
 
     def swap(self, a: int, b: int) -> None:
-        """Exchange the rows of two slots."""
+        """Exchange the rows of two slots, with their ids and their computed keys and values."""
         if a == b:
             return
         first, second = self.rows[a], self.rows[b]
-        n, m = (row.computed if row else 0 for row in (first, second))
+        first_count, second_count = (row.computed if row else 0 for row in (first, second))
         for kv in (self.keys, self.values):
-            copied = kv[:, a, :, :n].clone() if m else kv[:, a, :, :n]
-            kv[:, a, :, :m] = kv[:, b, :, :m]
-            kv[:, b, :, :n] = copied
+            copied = kv[:, a, :, :first_count].clone() if second_count else kv[:, a, :, :first_count]
+            kv[:, a, :, :second_count] = kv[:, b, :, :second_count]
+            kv[:, b, :, :first_count] = copied
         self.tokens[[a, b]] = self.tokens[[b, a]]
         self.rows[a], self.rows[b] = second, first
         if first:
@@ -120,13 +125,16 @@ class RowPool:
             second.slot = a
 
     def shared(self, prompt: Any, adapter: str | None = None) -> tuple[int, Row | None]:
-        """Return the longest prefix of `prompt` [P] in a row of the adapter, now or after the planned step."""
+        """Return the longest prefix of `prompt` [P] in a row of the adapter, as (number of tokens, row).
+
+        Tokens count whose keys and values are computed, or will be after the planned step. Without a row: (0, None).
+        """
         width = min(len(prompt), self.capacity)
         if not self.rows or width == 0:
             return 0, None
         differs = self.tokens[:, :width] != prompt[:width]
-        first = np.where(differs.any(1), differs.argmax(1), width)
-        have = [min(row.planned, row.known) if row and row.adapter == adapter else 0 for row in self.rows]
-        lengths = np.minimum(first, have)
+        equal_counts = np.where(differs.any(1), differs.argmax(1), width)
+        computed_counts = [min(row.planned, row.known) if row and row.adapter == adapter else 0 for row in self.rows]
+        lengths = np.minimum(equal_counts, computed_counts)
         slot = int(lengths.argmax())
         return int(lengths[slot]), self.rows[slot]

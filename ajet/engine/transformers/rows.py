@@ -27,7 +27,7 @@ _SMALLEST = 64
 def capacity_class(tokens: int) -> int:
     """Return the first of 64, 96, 128, 192, 256, 384, … with room for `tokens`."""
     size = _SMALLEST
-    while size < tokens:
+    while size < tokens:  # in turn by 3/2 and 4/3, which is a factor of 2 in two steps
         size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
     return size
 
@@ -48,7 +48,10 @@ class Rows:
         return [row for pool in self.pools.values() for row in pool.rows[: pool.active] if row]
 
     def shared(self, prompt: Any, adapter: str | None = None) -> tuple[int, Row | None]:
-        """Return the longest prefix of `prompt` in any row of the adapter, now or after the planned step."""
+        """Return the longest prefix of `prompt` [P] in any row of the adapter, as (number of tokens, row).
+
+        Tokens count whose keys and values are computed, or will be after the planned step. Without a row: (0, None).
+        """
         best: tuple[int, Row | None] = (0, None)
         for pool in self.pools.values():
             shared_of_pool = pool.shared(prompt, adapter)
@@ -89,25 +92,25 @@ class Rows:
 
     def grow(self, row: Row) -> None:
         """Move an active row to the next larger class."""
-        old, slot = row.pool, row.slot
-        pool = self._open_pool(old.capacity + 1)
+        old_pool, slot = row.pool, row.slot
+        pool = self._open_pool(old_pool.capacity + 1)
         target = self._empty_boundary_slot(pool)
-        n = row.computed
-        pool.keys[:, target, :, :n] = old.keys[:, row.slot, :, :n]
-        pool.values[:, target, :, :n] = old.values[:, row.slot, :, :n]
+        computed = row.computed
+        pool.keys[:, target, :, :computed] = old_pool.keys[:, row.slot, :, :computed]
+        pool.values[:, target, :, :computed] = old_pool.values[:, row.slot, :, :computed]
         pool.tokens[target] = -1
         pool.tokens[target, : row.known] = row.ids
         pool.rows[target] = row
         pool.active += 1
         slot = row.slot
-        old.swap(slot, old.active - 1)
-        old.rows[old.active - 1] = None
-        old.tokens[old.active - 1] = -1
-        old.active -= 1
+        old_pool.swap(slot, old_pool.active - 1)
+        old_pool.rows[old_pool.active - 1] = None
+        old_pool.tokens[old_pool.active - 1] = -1
+        old_pool.active -= 1
         row.pool, row.slot = pool, target
 
     def retire(self, rows: list[Row]) -> None:
-        """Mark rows as finished; they stay cached as prefixes until evicted."""
+        """Mark rows as finished. They stay cached as prefixes until evicted."""
         for row in sorted(rows, key=lambda r: -r.slot):
             row.call, row.used = None, self.clock
             pool = row.pool
@@ -132,6 +135,7 @@ class Rows:
                     pool.tokens[slot] = -1
 
     def _open_pool(self, room: int) -> RowPool:
+        """Return the pool of the smallest class with room for that many tokens, created on first use."""
         size = capacity_class(room)
         if size not in self.pools:
             self.pools[size] = RowPool(self._shape, size)
@@ -232,6 +236,7 @@ class StepScheduler:
         return pieces, followers
 
     def _make_piece(self, row: Row, start: int, length: int, source: Row | None) -> Piece:
+        """Return a row's part in the step, and note in the row how many tokens are computed after it."""
         row.planned, row.used = start + length, self._rows.clock
         return Piece(row, start, length, source)
 
@@ -242,27 +247,29 @@ class StepScheduler:
         prompt = np.ascontiguousarray(call.request.prompt_ids, dtype=np.int32)
         size = len(prompt)
         row_length, adapter = _count_room(call), call.request.adapter
-        shared, other = self._rows.shared(prompt, adapter)
-        if shared < MIN_SHARED_PREFIX or other is None:
-            shared, other = 0, None
-        if other is not None and other.call is None and row_length <= other.pool.capacity:
-            start = min(shared, size - 1)
-            self._rows.revive(other, prompt, start)
-            row, source = other, None
-        elif other is not None and shared == size == other.known and other.computed < size:
+        shared, prefix_row = self._rows.shared(prompt, adapter)
+        if shared < MIN_SHARED_PREFIX or prefix_row is None:
+            shared, prefix_row = 0, None
+        # A cached row with the prefix is taken over, if its call has ended and the new tokens fit.
+        if prefix_row is not None and prefix_row.call is None and row_length <= prefix_row.pool.capacity:
+            start = min(shared, size - 1)  # the last token is always computed, for its logits
+            self._rows.revive(prefix_row, prompt, start)
+            row, source = prefix_row, None
+        # The complete prompt is computed in this very step for another call: the new one follows it.
+        elif prefix_row is not None and shared == size == prefix_row.known and prefix_row.computed < size:
             row = self._rows.place(prompt, row_length, adapter)
             row.call = call
             row.planned = 0
             call.row = row
-            followers.append((row, other))
+            followers.append((row, prefix_row))
             return 0
         else:
             start = min(shared, size - 1)
-            row, source = self._rows.place(prompt, row_length, adapter), other
+            row, source = self._rows.place(prompt, row_length, adapter), prefix_row
         row.call = call
         call.row = row
         row.depth = 0
-        if source is not None and source.computed >= start:
+        if source is not None and source.computed >= start:  # else the prefix is copied within the step
             _copy_prefix(source, row, start)
             source = None
         if source is not None:
@@ -273,6 +280,7 @@ class StepScheduler:
 
 
 def _count_room(call: InflightRequest) -> int:
+    """Return the tokens for which a call's row is placed at first: its prompt and the beginning of its reply."""
     return len(call.request.prompt_ids) + min(call.limit, AHEAD)
 
 

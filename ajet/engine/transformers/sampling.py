@@ -45,9 +45,9 @@ class Sampler:
     def draw(self, logits_BV: Tensor, settings: Sequence[Sampling], uniforms_B: npt.NDArray[np.float64]) -> DrawnTokens:
         """Draw one token per row. `logits_BV` may have any float dtype and is not changed."""
         ids_B, logprobs_2B, unit_BV = self.draw_tensors(logits_BV, settings, uniforms_B)
-        both = logprobs_2B.tolist()
-        top = _list_alternatives(unit_BV, [s.top_logprobs for s in settings])
-        return DrawnTokens(ids_B.tolist(), both[0], both[1], top)
+        logprob_lists = logprobs_2B.tolist()
+        top = _list_alternatives(unit_BV, [sampling.top_logprobs for sampling in settings])
+        return DrawnTokens(ids_B.tolist(), logprob_lists[0], logprob_lists[1], top)
 
     def draw_tensors(
         self,
@@ -70,25 +70,35 @@ class Sampler:
         device = logits_BV.device
         unit_BV = self._compute_softmax("unit", logits_BV if unmasked_BV is None else unmasked_BV)
         sampled_BV = unit_BV
-        shaped = [b for b, s in enumerate(settings) if s.temperature > 0 and not (s.is_plain and unmasked_BV is None)]
-        if shaped:
+        shaped_rows = [
+            row
+            for row, sampling in enumerate(settings)
+            if sampling.temperature > 0 and not (sampling.is_plain and unmasked_BV is None)
+        ]
+        if shaped_rows:
             sampled_BV = self._copy_values("sampled", unit_BV)
-            sampled_BV[shaped] = _shape_probabilities(logits_BV[shaped].float(), [settings[b] for b in shaped])
-        greedy = [b for b, s in enumerate(settings) if s.temperature == 0]
-        if len(greedy) < len(settings):
+            sampled_BV[shaped_rows] = _shape_probabilities(
+                logits_BV[shaped_rows].float(), [settings[row] for row in shaped_rows]
+            )
+        greedy_rows = [row for row, sampling in enumerate(settings) if sampling.temperature == 0]
+        if len(greedy_rows) < len(settings):
             ids_B = _invert_cumulative(sampled_BV, torch.from_numpy(uniforms_B).to(device))
         else:
             ids_B = torch.zeros(len(settings), dtype=torch.long, device=device)
-        if greedy:
-            exact = logits_BV.dtype == torch.float32 or unmasked_BV is not None
-            ids_B[greedy] = (logits_BV if exact else unit_BV)[greedy].argmax(-1)
+        if greedy_rows:
+            # The probabilities ignore the grammar's mask, so masked logits decide by themselves.
+            uses_logits = logits_BV.dtype == torch.float32 or unmasked_BV is not None
+            ids_B[greedy_rows] = (logits_BV if uses_logits else unit_BV)[greedy_rows].argmax(-1)
         chosen_B = sampled_BV.gather(1, ids_B[:, None])[:, 0].double()
-        if greedy:
-            chosen_B[greedy] = 1.0
+        if greedy_rows:
+            chosen_B[greedy_rows] = 1.0
         at_unit_B = unit_BV.gather(1, ids_B[:, None])[:, 0].double()
         return ids_B, torch.stack([chosen_B, at_unit_B]).clamp_(_LEAST, 1.0).log_(), unit_BV
 
     def _compute_softmax(self, name: str, logits_BV: Tensor) -> Tensor:
+        """Return the probabilities [B, V] in float32, in the buffer `name`. On a CPU a few rows at a time fit its
+        cache.
+        """
         buffer = self._reserve_memory(name, logits_BV)
         if logits_BV.device.type != "cpu":
             return torch.softmax(logits_BV, -1, dtype=torch.float32, out=buffer)
@@ -98,9 +108,13 @@ class Sampler:
         return buffer
 
     def _copy_values(self, name: str, values_BV: Tensor) -> Tensor:
+        """Return a float32 copy of the values [B, V] in the buffer `name`."""
         return self._reserve_memory(name, values_BV).copy_(values_BV)
 
     def _reserve_memory(self, name: str, like: Tensor) -> Tensor:
+        """Return the float32 buffer `name` in the shape [B, V] and on the device of `like`, allocated if it is too
+        small.
+        """
         rows, vocabulary = like.shape
         buffer = self._memory.get(name)
         if buffer is None or buffer.shape[0] < rows or buffer.shape[1] != vocabulary or buffer.device != like.device:
@@ -115,11 +129,11 @@ _LEAST = torch.finfo(torch.float32).tiny
 
 def _shape_probabilities(logits_BV: Tensor, settings: Sequence[Sampling]) -> Tensor:
     """Return probabilities [B, V] after temperature, top-k and top-p."""
-    temperatures = torch.tensor([s.temperature for s in settings], device=logits_BV.device)
+    temperatures = torch.tensor([sampling.temperature for sampling in settings], device=logits_BV.device)
     scaled = logits_BV / temperatures[:, None]
-    truncated_rows = [b for b, s in enumerate(settings) if s.top_k > 0 or s.top_p < 1.0]
+    truncated_rows = [row for row, sampling in enumerate(settings) if sampling.top_k > 0 or sampling.top_p < 1.0]
     if truncated_rows:
-        scaled[truncated_rows] = _truncate_logits(scaled[truncated_rows], [settings[b] for b in truncated_rows])
+        scaled[truncated_rows] = _truncate_logits(scaled[truncated_rows], [settings[row] for row in truncated_rows])
     return scaled.softmax(-1)
 
 
@@ -137,33 +151,44 @@ def _invert_cumulative(probability_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     ends = sums.double().cumsum(-1)
     goal = uniforms_B[:, None] * ends[:, -1:]
     block = (ends <= goal).sum(-1, keepdim=True).clamp_(max=ends.shape[1] - 1)
-    before = torch.where(block > 0, ends.gather(1, (block - 1).clamp_(min=0)), torch.zeros_like(goal))
-    places = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
-    inside = probability_BV.gather(1, places.clamp(max=vocabulary - 1)).double() * (places < vocabulary)
-    within = ((inside.cumsum(-1) + before) <= goal).sum(-1)
+    sum_before = torch.where(block > 0, ends.gather(1, (block - 1).clamp_(min=0)), torch.zeros_like(goal))
+    token_ids = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
+    inside = probability_BV.gather(1, token_ids.clamp(max=vocabulary - 1)).double() * (token_ids < vocabulary)
+    within = ((inside.cumsum(-1) + sum_before) <= goal).sum(-1)
     # if rounding moves the goal past the end of the block, the block's last possible token is taken
-    last = torch.where(inside > 0, places - block * _BLOCK, -1).amax(-1)
-    return block[:, 0] * _BLOCK + torch.minimum(within, last.clamp_(min=0))
+    last_possible = torch.where(inside > 0, token_ids - block * _BLOCK, -1).amax(-1)
+    return block[:, 0] * _BLOCK + torch.minimum(within, last_possible.clamp_(min=0))
 
 
 def _truncate_logits(scaled_BV: Tensor, settings: Sequence[Sampling]) -> Tensor:
     """Return logits with -inf for tokens excluded by top-k, then top-p (nucleus sampling, arXiv 1904.09751)."""
     ordered, order = scaled_BV.sort(-1, descending=True)
     vocabulary = ordered.shape[1]
-    keep = torch.tensor([s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in settings], device=ordered.device)
-    ordered = ordered.masked_fill(torch.arange(vocabulary, device=ordered.device) >= keep[:, None], float("-inf"))
-    share = ordered.softmax(-1)
-    mass = torch.tensor([s.top_p for s in settings], device=ordered.device)
-    before = share.cumsum(-1) - share  # the most likely token has mass 0 before it and always stays
-    outside = before >= mass[:, None]
+    allowed_counts = torch.tensor(
+        [sampling.top_k if 0 < sampling.top_k < vocabulary else vocabulary for sampling in settings],
+        device=ordered.device,
+    )
+    ordered = ordered.masked_fill(
+        torch.arange(vocabulary, device=ordered.device) >= allowed_counts[:, None], float("-inf")
+    )
+    shares = ordered.softmax(-1)
+    top_ps = torch.tensor([sampling.top_p for sampling in settings], device=ordered.device)
+    mass_before = shares.cumsum(-1) - shares  # the most likely token has mass 0 before it and always stays
+    outside = mass_before >= top_ps[:, None]
     outside[:, 0] = False
     return torch.empty_like(scaled_BV).scatter_(1, order, ordered.masked_fill(outside, float("-inf")))
 
 
 def _list_alternatives(unit_BV: Tensor, wanted: list[int]) -> list[list[tuple[int, float]]]:
+    """Return the most likely tokens of each row as (id, logprob at temperature 1).
+
+    Args:
+        unit_BV: probabilities at temperature 1.
+        wanted: number of tokens for each row.
+    """
     largest = min(max(wanted, default=0), unit_BV.shape[1])
     if largest == 0:
         return [[] for _ in wanted]
     values, ids = unit_BV.topk(largest, -1)
     rows = zip(ids.tolist(), values.clamp(min=_LEAST).log().tolist(), wanted, strict=True)
-    return [list(zip(i[:n], p[:n], strict=True)) for i, p, n in rows]
+    return [list(zip(row_ids[:count], row_logprobs[:count], strict=True)) for row_ids, row_logprobs, count in rows]
