@@ -30,7 +30,7 @@ class CallEndFinder(Protocol):
     """Finds the end tag of one call in a growing text."""
 
     def find(self, text: str) -> int:
-        """Return the index of the end tag in `text`, which begins with `OPEN`; -1 if the tag is still missing."""
+        """Return the index of the end tag in `text`, which begins with `OPEN`, or -1 if the tag is still missing."""
         ...
 
 
@@ -46,11 +46,11 @@ class JsonEndFinder:
         """Start of the JSON string around `_parsed_end`; `None` outside of strings."""
 
     def find(self, text: str) -> int:
-        """Return the index of the tag; -1 if the tag is still missing."""
+        """Return the index of the first tag outside of JSON strings, or -1 if it is still missing."""
         while True:
             if self._text_start is None:
                 match = self._token_pattern.search(text, self._parsed_end)
-                if match is None:
+                if match is None:  # the text may end with the beginning of a tag
                     self._parsed_end = max(self._parsed_end, len(text) - self._longest_tag + 1)
                     return -1
                 if match[0] != '"':
@@ -58,8 +58,9 @@ class JsonEndFinder:
                 self._parsed_end = self._text_start = match.end()
             parsed = _TEXT.match(text, self._parsed_end)
             self._parsed_end = parsed.end() if parsed is not None else self._parsed_end
-            if self._parsed_end >= len(text) - text.endswith("\\"):
+            if self._parsed_end >= len(text) - text.endswith("\\"):  # the string goes on in the text to come
                 return -1
+            # Stopped by a raw control character: the text is not JSON, so a tag in it counts.
             if text[self._parsed_end] != '"' and (
                 tag := self._tag_pattern.search(text, self._text_start, self._parsed_end)
             ):
@@ -76,6 +77,7 @@ class MatchingEndFinder:
         self._depth = 0
 
     def find(self, text: str) -> int:
+        """Return the index of the end tag that closes the first `OPEN`, or -1 if it is still missing."""
         while (match := _TAGS.search(text, self._searched_end)) is not None:
             self._searched_end = match.end()
             self._depth += 1 if match[0] == OPEN else -1
@@ -159,7 +161,7 @@ class ArgumentScanner:
         """The texts around the arguments, one more than `pairs` after the end of the call."""
 
     def find(self, text: str) -> int:
-        """Return the index of the call's end tag; -1 if the tag is still missing."""
+        """Return the index of the call's end tag, or -1 if it is still missing."""
         while True:
             match = self._choose_pattern().search(text, self._searched_end, partial=True)
             if match is None or match.partial:
@@ -176,17 +178,20 @@ class ArgumentScanner:
                 self._end_argument(text, match)
 
     def _choose_pattern(self) -> regex.Pattern[str]:
+        """Return the pattern of the next tag: between arguments, or inside the value of the innermost open argument."""
         if not self._open_arguments:
             return self._syntax.outside
         return self._syntax.inside[self._open_arguments[-1], len(self._open_arguments) > 1]
 
     def _begin_argument(self, text: str, match: regex.Match[str]) -> None:
+        """Note that an argument begins. One quoted within another's value has no entry of its own in `pairs`."""
         if not self._open_arguments:
             self.between.append(text[self._outer_end : match.start()])
             self._value_start, self._name = match.end(), match[2]
         self._open_arguments.append("\n" in match[3])
 
     def _end_argument(self, text: str, match: regex.Match[str]) -> None:
+        """Note that the innermost argument ends. The outermost one becomes a (name, value) in `pairs`."""
         self._open_arguments.pop()
         if not self._open_arguments:
             self.pairs.append((self._name, text[self._value_start : match.start()]))

@@ -54,11 +54,16 @@ def accepts_repeated_role(render: Render, forms: Mapping[str, ContentForm]) -> b
 
 
 def probe_call(render: Render, forms: Mapping[str, ContentForm]) -> str:
-    """Render a sample tool call (`CALLED`) with the chat template, to see how it writes calls; "" if it raises."""
+    """Return a sample tool call (of the tool `CALLED`) as the chat template writes it, or "" if the template raises."""
     return render(_build_conversation("tool", forms["tool"], forms)[:-1]) or ""
 
 
 def _probe_role(render: Render, role: str, known: Mapping[str, ContentForm]) -> ContentForm:
+    """Return the form in which the template shows a role's content, or "hidden" if it shows neither form.
+
+    Args:
+        known: The forms of the roles probed before.
+    """
     texts = {form: render(_build_conversation(role, form, known)) for form in ("string", "parts")}
     shown_forms: list[ContentForm] = [
         form for form in ("string", "parts") if (text := texts[form]) is not None and _MARK in text
@@ -69,9 +74,16 @@ def _probe_role(render: Render, role: str, known: Mapping[str, ContentForm]) -> 
 
 
 def _build_conversation(role: str, form: ContentForm, known: Mapping[str, ContentForm]) -> list[dict[str, Any]]:
-    def message(of: str, text: str) -> dict[str, Any]:
-        as_parts = (form if of == role else known.get(of)) == "parts"
-        return {"role": of, "content": text_parts(text) if as_parts else text}
+    """Return a short conversation that the template may accept, with the mark as the content of `role`.
+
+    Args:
+        form: The form of the role's content.
+        known: The forms of the other roles' contents.
+    """
+
+    def message(message_role: str, text: str) -> dict[str, Any]:
+        as_parts = (form if message_role == role else known.get(message_role)) == "parts"
+        return {"role": message_role, "content": text_parts(text) if as_parts else text}
 
     if role == "user":
         return [message("user", _MARK)]
@@ -79,5 +91,9 @@ def _build_conversation(role: str, form: ContentForm, known: Mapping[str, Conten
         return [message("user", "?"), message("assistant", _MARK), message("user", "?")]
     if role == "system":
         return [message("system", _MARK), message("user", "?")]
-    calling = {**message("assistant", ""), "tool_calls": [_CALL]}
-    return [message("user", "?"), calling, {**message("tool", _MARK), "tool_call_id": _CALL["id"], "name": CALLED}]
+    calling_message = {**message("assistant", ""), "tool_calls": [_CALL]}
+    return [
+        message("user", "?"),
+        calling_message,
+        {**message("tool", _MARK), "tool_call_id": _CALL["id"], "name": CALLED},
+    ]

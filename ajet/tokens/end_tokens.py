@@ -40,24 +40,27 @@ def _find_template_ends(template: ChatTemplate, tokenizer: Any, encode: Callable
 
     It renders three sample conversations: a reply at the end, one in the middle, and a tool call with its result.
     """
-    control = {*tokenizer.all_special_ids, *(id for id, each in tokenizer.added_tokens_decoder.items() if each.special)}
-    added = {*control, *tokenizer.added_tokens_decoder}
+    control_ids = {
+        *tokenizer.all_special_ids,
+        *(token_id for token_id, added_token in tokenizer.added_tokens_decoder.items() if added_token.special),
+    }
+    added_ids = {*control_ids, *tokenizer.added_tokens_decoder}
     ask: Message = {"role": "user", "content": "?"}
     answer: Message = {"role": "assistant", "content": MARK}
     call = {"type": "function", "id": "0", "function": {"name": "f", "arguments": {"x": MARK}}}
-    calling: list[Message] = [ask, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    calling.append({"role": "tool", "tool_call_id": "0", "content": "?"})
+    call_messages: list[Message] = [ask, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    call_messages.append({"role": "tool", "tool_call_id": "0", "content": "?"})
     ends: list[int] = []
-    for messages, first in (([ask, answer], True), ([ask, answer, ask], True), (calling, False)):
+    for messages, takes_first_token in (([ask, answer], True), ([ask, answer, ask], True), (call_messages, False)):
         try:
-            after = template.text(messages, prompt=False).rpartition(MARK)[2]
+            text_after = template.text(messages, prompt=False).rpartition(MARK)[2]
         except TemplateRefused:
             continue
-        ids = encode(after).tolist()
-        if first:
-            ends += [token for token in ids[:1] if token in added]
+        ids = encode(text_after).tolist()
+        if takes_first_token:  # behind a tool call, the call's own closing tags come first
+            ends += [token for token in ids[:1] if token in added_ids]
         else:
-            ends += _list_closing_tokens(ids, control, tokenizer)[:1]
+            ends += _list_closing_tokens(ids, control_ids, tokenizer)[:1]
     return ends
 
 

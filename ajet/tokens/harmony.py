@@ -60,9 +60,10 @@ class HarmonyParser:
         return deltas + (self._end_message() if self._kind else [])
 
     def _parse_held(self, *, is_end: bool) -> list[dict[str, Any]]:
+        """Parse the unparsed text as far as possible, and return its deltas."""
         deltas: list[dict[str, Any]] = []
-        while (more := self._parse_body(is_end) if self._kind else self._parse_header(is_end)) is not None:
-            deltas += more
+        while (new_deltas := self._parse_body(is_end) if self._kind else self._parse_header(is_end)) is not None:
+            deltas += new_deltas
         return deltas
 
     def _parse_header(self, is_end: bool) -> list[dict[str, Any]] | None:
@@ -72,18 +73,25 @@ class HarmonyParser:
         """
         if not self._unparsed:
             return None
-        header, closed, _ = self._unparsed.partition(MESSAGE)
-        headed = _may_begin_header(header + closed)
-        if headed and not closed and not is_end:
+        header, separator, _ = self._unparsed.partition(MESSAGE)
+        may_be_header = _may_begin_header(header + separator)
+        if may_be_header and not separator and not is_end:
             return None
-        if not headed or not closed:
+        if not may_be_header or not separator:  # text without a header is content
             self._begin_message("content", "")
             return self._add_text(self._consume_text(len(START))) if self._unparsed.startswith(START) else []
-        on = _ON.search(header)
-        to = _TO.search(header)
-        kind = "reasoning_content" if on is not None and on[1] == "analysis" and to is None else "content"
-        self._begin_message("call" if to is not None else kind, self._consume_text(len(header) + len(MESSAGE)))
-        self._name = to[1] if to is not None else ""
+        channel_match = _ON.search(header)
+        recipient_match = _TO.search(header)
+        kind = (
+            "reasoning_content"
+            if channel_match is not None and channel_match[1] == "analysis" and recipient_match is None
+            else "content"
+        )
+        self._begin_message(
+            "call" if recipient_match is not None else kind, self._consume_text(len(header) + len(MESSAGE))
+        )
+        self._name = recipient_match[1] if recipient_match is not None else ""
+        # A newline separates two messages of the same kind.
         return self._build_delta("\n") if self._kind in self._begun_kinds else []
 
     def _parse_body(self, is_end: bool) -> list[dict[str, Any]] | None:
@@ -102,7 +110,7 @@ class HarmonyParser:
         return deltas or None
 
     def _find_message_end(self) -> int | None:
-        """Return the end of the current message in `_unparsed`; `None` if the end is missing."""
+        """Return the end of the current message in `_unparsed`, or None if the end is missing."""
         if self._kind != "call":
             match = _ENDS.search(self._unparsed)
             return None if match is None else match.start()
@@ -111,12 +119,14 @@ class HarmonyParser:
         return min((index for index in ends if index >= 0), default=None)
 
     def _begin_message(self, kind: str, header: str) -> None:
+        """Begin a message of a kind (reasoning_content, content or call) whose header was consumed."""
         self._kind = kind
         self._segment = header
         self._body = ""
         self._call_end, self._searched_chars = JsonEndFinder(END, START), 0
 
     def _add_text(self, text: str) -> list[dict[str, Any]]:
+        """Add text to the message, and return its deltas: none for a call, which is returned complete at its end."""
         self._segment += text
         if self._kind == "call":
             self._body += text
@@ -129,6 +139,9 @@ class HarmonyParser:
         return [{self._kind: text}] if text else []
 
     def _end_message(self) -> list[dict[str, Any]]:
+        """End the message, and return its tool call if it is one. An invalid call is returned as content, header
+        included.
+        """
         kind, self._kind = self._kind, ""
         if kind == "reasoning_content":
             self._consumed_parts.clear()
@@ -142,9 +155,11 @@ class HarmonyParser:
         return [{"tool_calls": [{"index": self._calls - 1, "type": "function", "function": function}]}]
 
     def _parse_function(self) -> Function | None:
+        """Return the call of the current message, or None for an invalid call or without tools."""
         return None if self._tools is None else harmony_call(self._name, self._body.strip())
 
     def _consume_text(self, count: int) -> str:
+        """Remove the next characters from the unparsed text and return them. They become part of `raw`."""
         consumed, self._unparsed = self._unparsed[:count], self._unparsed[count:]
         self._consumed_parts.append(consumed)
         return consumed
@@ -154,6 +169,6 @@ def _may_begin_header(text: str) -> bool:
     """Return True if `text` may be the beginning of a message's header."""
     if _AGAIN.startswith(text):
         return True
-    rest = text.removeprefix(_AGAIN).lstrip(" ")
-    begins = any(head.startswith(rest) or rest.startswith(head) for head in _HEADS)
-    return begins and END not in rest and START not in rest
+    header_text = text.removeprefix(_AGAIN).lstrip(" ")
+    begins = any(head.startswith(header_text) or header_text.startswith(head) for head in _HEADS)
+    return begins and END not in header_text and START not in header_text

@@ -70,27 +70,28 @@ class ImageTokens:
 
     def spread(self, ids: Ids, urls: Sequence[str]) -> Ids:
         """Return the ids of a text, each placeholder repeated to its image's length. Raises TemplateRefused."""
-        places = np.flatnonzero(ids == self.token_id)
-        if len(places) != len(urls):
+        placeholders = np.flatnonzero(ids == self.token_id)
+        if len(placeholders) != len(urls):
             raise TemplateRefused(
-                f"the text has {len(places)} places for images, but there are {len(urls)} images: the text must "
+                f"the text has {len(placeholders)} places for images, but there are {len(urls)} images: the text must "
                 f"not contain {self.token}, and the chat template must show each image once"
             )
         if not urls:
             return ids
         repeats = np.ones(len(ids), dtype=np.int64)
-        repeats[places] = [self._find_length(url) for url in urls]
+        repeats[placeholders] = [self._find_length(url) for url in urls]
         return np.repeat(ids, repeats)
 
     def folded(self, ids: Ids) -> Ids:
         """Return ids with each run of image tokens as one token, for engines with their own processor."""
-        inside = (ids[1:] == self.token_id) & (ids[:-1] == self.token_id)
-        return ids[np.concatenate([[True], ~inside])] if len(ids) else ids
+        repeats_previous = (ids[1:] == self.token_id) & (ids[:-1] == self.token_id)
+        return ids[np.concatenate([[True], ~repeats_previous])] if len(ids) else ids
 
     def _find_length(self, url: str) -> int:
-        name = blake2b(url.encode(), digest_size=16).digest()
+        """Return the number of tokens of an image, cached by its URL and by its size. Raises TemplateRefused."""
+        digest = blake2b(url.encode(), digest_size=16).digest()
         with self._lock:
-            length = self._tokens_by_digest.get(name)
+            length = self._tokens_by_digest.get(digest)
         if length is not None:
             return length
         image = picture(url)
@@ -98,12 +99,16 @@ class ImageTokens:
             length = self._tokens_by_size.get(image.size)
             if length is None:
                 length = self._tokens_by_size[image.size] = self._count_tokens(image)
-            self._tokens_by_digest[name] = length
+            self._tokens_by_digest[digest] = length
             if len(self._tokens_by_digest) > _CACHED_IMAGES:
                 self._tokens_by_digest.popitem(last=False)
         return length
 
     def _count_tokens(self, image: Image) -> int:
+        """Return the number of tokens into which the processor turns an image.
+
+        Raises TemplateRefused if the processor refuses the image or uses other tokens than the image token.
+        """
         try:
             ids = self._processor(text=[self.token], images=[image])["input_ids"][0]
         except ValueError as problem:  # for example, one side is much longer than the other

@@ -156,14 +156,14 @@ class ReplyStream:
             deltas = self._parser.feed(text) if text else []
             self.deltas += deltas
             return deltas
-        first = len(self.deltas)
+        first_new = len(self.deltas)
         for token in ids:  # singly, so that the token completing a stop string is the last
             if self.is_cut:
                 break
             self.id_count += 1
             if token not in self._end_ids:
                 self._add_deltas(self._search_stop(self._decoder.feed([token])))
-        return self.deltas[first:]
+        return self.deltas[first_new:]
 
     def begin(self, forced: str) -> None:
         """Parse the beginning of the reply contained in the prompt."""
@@ -175,8 +175,8 @@ class ReplyStream:
             return []
         self._is_closed = True
         deltas: list[Delta] = []
-        if not self.is_cut and (rest := self._decoder.close()):
-            deltas += self._search_stop(rest)
+        if not self.is_cut and (held_text := self._decoder.close()):
+            deltas += self._search_stop(held_text)
         if not self.is_cut and self._possible_stop:
             deltas += self._parser.feed(self._possible_stop)
         return self._add_deltas(deltas + self._parser.close())
@@ -213,8 +213,8 @@ class ReplyStream:
         """
         if self._allows_one_call:
             calls = [delta for delta in deltas if "tool_calls" in delta]
-            for extra in calls if self._has_call else calls[1:]:
-                deltas.remove(extra)
+            for further_call in calls if self._has_call else calls[1:]:
+                deltas.remove(further_call)
             self._has_call = self._has_call or bool(calls)
             # Each tool-call delta is a whole call. After the first one the reply is complete, and sampling can end.
             self.is_cut = self.is_cut or self._has_call
@@ -263,18 +263,20 @@ class ReplyParser:
         """End the reply and return the remaining deltas."""
         deltas = self._parse_held(is_end=True)
         if self._trailing_blank and not self._calls and self._style != "none":
-            deltas += self._add_content("")
+            deltas += self._add_content("")  # no call followed, so the blanks belong to the content
         return deltas
 
     def _parse_held(self, *, is_end: bool) -> list[Delta]:
+        """Run parsing steps until one needs more text, and return their deltas."""
         deltas: list[Delta] = []
-        while (more := self._step(is_end)) is not None:
-            deltas += more
+        while (new_deltas := self._step(is_end)) is not None:
+            deltas += new_deltas
         return deltas
 
     # Each step consumes from `_unparsed` and returns deltas, or None when it needs more text.
 
     def _parse_opening(self, is_end: bool) -> list[Delta] | None:
+        """Go on with the reasoning if the reply begins with <think>, otherwise with the content."""
         head = self._unparsed.lstrip()
         if head.startswith(_THINK):
             self._unparsed = head[len(_THINK) :]
@@ -286,17 +288,18 @@ class ReplyParser:
         return []
 
     def _parse_reasoning(self, is_end: bool) -> list[Delta] | None:
-        thought, closed, rest = self._unparsed.partition(_THOUGHT)
-        if closed:
-            self._unparsed = rest
+        """Parse reasoning up to </think>. A possible beginning of this tag is held back."""
+        thought, end_tag, text_after = self._unparsed.partition(_THOUGHT)
+        if end_tag:
+            self._unparsed = text_after
             self._step = self._skip_newlines
             return self._add_reasoning(thought, is_last=True)
         if not self._unparsed:
             return None
-        keep = 0 if is_end else overlap(self._unparsed, _THOUGHT)
+        held_chars = 0 if is_end else overlap(self._unparsed, _THOUGHT)
         ready, self._unparsed = (
-            self._unparsed[: len(self._unparsed) - keep],
-            self._unparsed[len(self._unparsed) - keep :],
+            self._unparsed[: len(self._unparsed) - held_chars],
+            self._unparsed[len(self._unparsed) - held_chars :],
         )
         return self._add_reasoning(ready, is_last=is_end) or None
 
@@ -316,6 +319,7 @@ class ReplyParser:
         return [{"reasoning_content": body}] if body else []
 
     def _skip_newlines(self, is_end: bool) -> list[Delta] | None:
+        """Drop the newlines between reasoning and content, which belong to the template."""
         self._unparsed = self._unparsed.lstrip("\n")
         if not self._unparsed:
             return None
@@ -361,6 +365,7 @@ class ReplyParser:
         return self._add_content(self._consume_text(len(self._unparsed) if stop < 0 else stop + len(CLOSE)))
 
     def _parse_llama(self, is_end: bool) -> list[Delta] | None:
+        """Parse a reply that may consist of calls only, which its end decides. Any other reply is content."""
         head = self._unparsed.lstrip()
         if not is_end and (head.startswith(("{", _PYTHON)) or _PYTHON.startswith(head)):
             return None
@@ -372,21 +377,23 @@ class ReplyParser:
         return [delta for function in functions for delta in self._add_call(function)]
 
     def _consume_text(self, count: int) -> str:
+        """Remove the next characters from the unparsed text and return them. They become part of `raw`."""
         consumed, self._unparsed = self._unparsed[:count], self._unparsed[count:]
         self._consumed_parts.append(consumed)
         return consumed
 
     def _add_content(self, text: str) -> list[Delta]:
         """Return content. Blanks at its end are held back, because a following tool call would drop them."""
-        if self._calls and not self._has_content and not self._trailing_blank:
+        if self._calls and not self._has_content and not self._trailing_blank:  # the first content behind a call
             text = text.lstrip()
         text = self._trailing_blank + text
-        body = text.rstrip() if text != self._trailing_blank else text
+        body = text.rstrip() if text != self._trailing_blank else text  # equal: `close` adds the held blanks
         self._trailing_blank = text[len(body) :]
         self._has_content = self._has_content or bool(body)
         return [{"content": body}] if body else []
 
     def _add_call(self, function: Function) -> list[Delta]:
+        """Return a tool call as a delta. Blanks before a call are dropped."""
         self._trailing_blank = ""
         call = {"index": self._calls, "type": "function", "function": function}
         self._calls += 1

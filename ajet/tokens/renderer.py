@@ -132,9 +132,9 @@ class Renderer:
         """Return the renderer for prompts of a day: a copy only if the template writes a date."""
         if not self.template.dated or self.template.day == day:
             return self
-        other = copy.copy(self)
-        other.template = self.template.on_day(day)
-        return other
+        dated_copy = copy.copy(self)
+        dated_copy.template = self.template.on_day(day)
+        return dated_copy
 
     @property
     def reads_tool_calls(self) -> bool:
@@ -148,9 +148,9 @@ class Renderer:
         """
         if isinstance(prompt, str):
             ids = self.encode_without_images(prompt)
-            first = self.tokenizer.encode("", add_special_tokens=True)[:1]
-            if first and first[0] == self.tokenizer.bos_token_id and ids[:1].tolist() != first:
-                ids = np.concatenate([np.array(first, dtype=np.int32), ids])
+            first_ids = self.tokenizer.encode("", add_special_tokens=True)[:1]
+            if first_ids and first_ids[0] == self.tokenizer.bos_token_id and ids[:1].tolist() != first_ids:
+                ids = np.concatenate([np.array(first_ids, dtype=np.int32), ids])
             return Rendered(prompt, ids)
         size = len(self.tokenizer)
         invalid_id = next((token for token in prompt if not 0 <= token < size), None)
@@ -203,6 +203,7 @@ class Renderer:
         respelled = earlier_prompt.respelled
         shown_text = template_text(known_text, respelled) if respelled else known_text
         suffix: str | None = None
+        # The usual case: the template renders exactly the earlier prompt and the reply as sampled.
         if text.startswith(shown_text) and text.startswith(reply, len(shown_text)):
             suffix = text[len(shown_text) + len(reply) :]
         elif has_calls or (self._keep_thinking and verbatim):
@@ -296,26 +297,28 @@ class Renderer:
         # Other code may have enabled padding since: the parts would be padded.
         if self.separators is not None and self._fast_tokenizer is not None and self._fast_tokenizer.padding is None:
             parts = [part for part in self.separators.split(text) if part]
-        known = {part: self._ids_by_text.get(part) for part in parts}
-        missing = [part for part, ids in known.items() if ids is None]
-        new = dict(zip(missing, self.encode_texts(missing), strict=True)) if missing else {}
+        cached_ids = {part: self._ids_by_text.get(part) for part in parts}
+        uncached_parts = [part for part, ids in cached_ids.items() if ids is None]
+        new_ids = dict(zip(uncached_parts, self.encode_texts(uncached_parts), strict=True)) if uncached_parts else {}
         if parts != [text]:
-            part_ids = [new[part] if (ids := known[part]) is None else ids for part in parts]
-            new[text] = np.concatenate(part_ids) if part_ids else np.empty(0, dtype=np.int32)
-        for part, ids in new.items():
+            part_ids = [new_ids[part] if (ids := cached_ids[part]) is None else ids for part in parts]
+            new_ids[text] = np.concatenate(part_ids) if part_ids else np.empty(0, dtype=np.int32)
+        for part, ids in new_ids.items():
             ids.flags.writeable = False
             if len(part) <= _CACHED_LENGTH:
                 self._ids_by_text[part] = ids
                 if len(self._ids_by_text) > _CACHED_TEXTS:
                     self._ids_by_text.popitem(last=False)
-        return new[text]
+        return new_ids[text]
 
     def encode_texts(self, texts: list[str]) -> list[Ids]:
         """Return the ids [N] of each text, by the tokenizer itself."""
         if self._fast_tokenizer is None:
             id_lists = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         else:  # a batch releases the interpreter's lock; offsets, which take as long, are skipped
-            id_lists = [each.ids for each in self._fast_tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+            id_lists = [
+                encoding.ids for encoding in self._fast_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            ]
         return [np.array(ids, dtype=np.int32) for ids in id_lists]
 
     def encode_without_images(self, text: str) -> Ids:
@@ -324,7 +327,11 @@ class Renderer:
         return ids if self.images is None else self.images.spread(ids, ())
 
     def decode(self, ids: Sequence[int] | Ids, *, after: Ids | None = None) -> str:
-        """Return the text of ids, special tokens included; `after` holds the preceding ids."""
+        """Return the text of ids, special tokens included.
+
+        Args:
+            after: The preceding ids, on which the text of the first id may depend.
+        """
         id_list = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         if after is None or not len(after):
             return self._decode_ids(id_list)
@@ -361,7 +368,12 @@ class Renderer:
         return ReplyParser(self.template.style, tools=tools, thinking=thinking)
 
     def _split_reply(self, earlier_prompt: Rendered, reply: str, last: int) -> ReplyText:
-        """Return the parts of a reply's text; `last` is the last token."""
+        """Return the text of a reply as its reasoning, the rest, and the text of its end token.
+
+        Args:
+            reply: The reply's text.
+            last: The last sampled token.
+        """
         end = self._decode_ids([last]) if last in self.end_ids else ""
         body = reply.removesuffix(end)
         parser = self._build_parser((), earlier_prompt)
@@ -381,7 +393,16 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] | None,
         raw: dict[int, str],
     ) -> Extension | None:
-        """Return the extension of a reply with other spelling of tool calls or with stripped thinking."""
+        """Return the extension of a reply whose tool calls are spelled otherwise or whose thinking is stripped, or
+        None.
+
+        Args:
+            text: The template's text of the longer history.
+            shown: The template's own text of the earlier prompt.
+            reply: The reply as sampled.
+            has_calls: True if the reply has tool calls.
+            raw: Message index -> the text that replaces a reply refused by the template.
+        """
 
         def parse(reply: str) -> dict[str, Any]:
             parser = self._build_parser(tools or (), earlier_prompt)
@@ -395,12 +416,15 @@ class Renderer:
         if not self._keep_thinking:
             return None
         count = earlier_prompt.count
-        marked = [*messages[:count], {"role": "assistant", "content": MARK}, *messages[count + 1 :]]
+        # The template's text behind the reply is found with a mark as the reply.
+        marked_messages = [*messages[:count], {"role": "assistant", "content": MARK}, *messages[count + 1 :]]
         raw.pop(count, None)
         try:
-            _, has_mark, after = self.template.text(marked, tools, raw=raw).rpartition(MARK)
+            _, has_mark, text_after = self.template.text(marked_messages, tools, raw=raw).rpartition(MARK)
         except TemplateRefused:
             return None
         return (
-            extend_without_thinking(text, shown, reply, after, has_calls=has_calls, parse=parse) if has_mark else None
+            extend_without_thinking(text, shown, reply, text_after, has_calls=has_calls, parse=parse)
+            if has_mark
+            else None
         )

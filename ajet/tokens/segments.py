@@ -34,7 +34,7 @@ def decodes_token_by_token(fast: Any) -> bool:
 
 
 def parting(fast: Any, source: str) -> re.Pattern[str] | None:
-    """Return a pattern whose `split` gives separately encodable parts of a text; some parts are empty.
+    """Return a pattern whose `split` gives separately encodable parts of a text, some of them empty.
 
     The text is split at the added tokens in the chat template's `source`. `None` means that the tokenizer encodes
     complete texts only.
@@ -45,26 +45,28 @@ def parting(fast: Any, source: str) -> re.Pattern[str] | None:
         return None
     if not _list_types(fast.pre_tokenizer) <= _PER_SEGMENT or not _list_types(fast.normalizer) <= _NORMALIZERS:
         return None
-    added = list(fast.get_added_tokens_decoder().values())
-    if any(token.lstrip or token.rstrip or token.single_word for token in added):
+    added_tokens = list(fast.get_added_tokens_decoder().values())
+    if any(token.lstrip or token.rstrip or token.single_word for token in added_tokens):
         return None
-    cuts = [token.content for token in added if not token.normalized and token.content in source]
-    others = [token.content for token in added if token.content not in cuts]
-    if not 0 < len(cuts) <= _MOST or any(_may_overlap(cut, other) for cut in cuts for other in [*cuts, *others]):
+    cut_texts = [token.content for token in added_tokens if not token.normalized and token.content in source]
+    other_texts = [token.content for token in added_tokens if token.content not in cut_texts]
+    if not 0 < len(cut_texts) <= _MOST or any(
+        _may_overlap(cut_text, other_text) for cut_text in cut_texts for other_text in [*cut_texts, *other_texts]
+    ):
         return None
-    return re.compile(f"({'|'.join(map(re.escape, cuts))})")
+    return re.compile(f"({'|'.join(map(re.escape, cut_texts))})")
 
 
 def _list_types(part: Any) -> set[str]:
-    """Return the types of the steps of a normalizer, pre-tokenizer or decoder; empty for `None`."""
+    """Return the types of the steps of a normalizer, pre-tokenizer or decoder. The set is empty for `None`."""
     types: set[str] = set()
     if part is not None:
-        waiting: list[Any] = [json.loads(part.__getstate__())]
-        while waiting:
-            each = waiting.pop()
-            types.add(str(each.get("type")))
+        pending_steps: list[Any] = [json.loads(part.__getstate__())]
+        while pending_steps:
+            step = pending_steps.pop()
+            types.add(str(step.get("type")))
             for name in ("normalizers", "pretokenizers", "decoders"):
-                waiting += each.get(name) or ()
+                pending_steps += step.get(name) or ()
     return types
 
 
@@ -73,7 +75,7 @@ def _may_overlap(a: str, b: str) -> bool:
     if a == b:
         return False
     small = min(len(a), len(b))
-    return a in b or b in a or any(a[-n:] == b[:n] or b[-n:] == a[:n] for n in range(1, small))
+    return a in b or b in a or any(a[-size:] == b[:size] or b[-size:] == a[:size] for size in range(1, small))
 
 
 # SchemaParser: the replies of models whose tokenizer has a `response_schema`, parsed by transformers.
@@ -97,7 +99,7 @@ class SchemaParser:
         return []
 
     def close(self) -> list[Delta]:
-        """Return the message, once the reply has ended."""
+        """Return the deltas of the complete reply. A reply that does not fit the schema is returned as content."""
         try:
             message = self._parse(self._text)
         except (ValueError, TypeError, KeyError):

@@ -96,9 +96,9 @@ class ChatTemplate:
 
     def on_day(self, day: date) -> ChatTemplate:
         """Return a copy of this template with another date in its prompts."""
-        other = copy.copy(self)
-        other.day = day
-        return other
+        dated_copy = copy.copy(self)
+        dated_copy.day = day
+        return dated_copy
 
     def text(
         self,
@@ -114,18 +114,18 @@ class ChatTemplate:
             prompt: True if the generation prompt is appended.
             raw: Index of an assistant message -> the text that replaces its content and tool calls.
         """
-        ready = self._prepare_messages(messages, raw or {})
+        prepared = self._prepare_messages(messages, raw or {})
         tools = [_complete_tool(tool) for tool in tools or ()]
         if tools and self._control.escapes_tools:
             tools = self._control.escape_all(tools)
-        if not self.knows_tools:
-            ready, tools = write_in_hermes(ready, tools, in_system=self.takes_system), None
-            ready = ready if self._takes_repeated_role else join_results(ready)
+        if not self.knows_tools:  # tools, calls and results become text of plain messages
+            prepared, tools = write_in_hermes(prepared, tools, in_system=self.takes_system), None
+            prepared = prepared if self._takes_repeated_role else join_results(prepared)
         elif self.style == "harmony":
-            ready = split_calls(ready)
+            prepared = split_calls(prepared)
         if self._images or self._has_other_forms:
-            ready = [self._shape_content(message) for message in ready]
-        return self._apply_template(ready, tools, prompt=prompt)
+            prepared = [self._shape_content(message) for message in prepared]
+        return self._apply_template(prepared, tools, prompt=prompt)
 
     def _apply_template(
         self, ready: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *, prompt: bool = True
@@ -136,7 +136,7 @@ class ChatTemplate:
         options = dict(self._options)
         if self.dated:
             options["strftime_now"] = datetime.combine(self.day, time()).strftime
-        uses_tools = bool(tools) or any("tool_calls" in each or each["role"] == "tool" for each in ready)
+        uses_tools = bool(tools) or any("tool_calls" in message or message["role"] == "tool" for message in ready)
         try:
             return self._tokenizer.apply_chat_template(
                 list(ready),
@@ -150,6 +150,7 @@ class ChatTemplate:
             raise TemplateRefused(f"the model's chat template refuses these messages: {error}") from error
 
     def _render_probe(self, messages: Sequence[Message]) -> str | None:
+        """Return the text of probe messages, or None if the template refuses them."""
         try:
             return self._apply_template(messages)
         except TemplateRefused:
@@ -169,20 +170,20 @@ class ChatTemplate:
 
     def _prepare_messages(self, messages: Sequence[Message], raw: Mapping[int, str]) -> list[Message]:
         """Return messages with the roles, names and contents expected by templates, control tokens escaped."""
-        names: dict[str, str] = {}
-        ready: list[Message] = []
+        tool_names: dict[str, str] = {}  # by id of the call, for the results that follow
+        prepared: list[Message] = []
         for index, message in enumerate(messages):
             role, content = message["role"], message.get("content")
             if role == "assistant":
                 for call in message.get("tool_calls") or ():
                     if call.get("id"):
-                        names[call["id"]] = call["function"]["name"]
-                ready.append(self._prepare_reply(message, raw.get(index)))
+                        tool_names[call["id"]] = call["function"]["name"]
+                prepared.append(self._prepare_reply(message, raw.get(index)))
                 continue
             changes: Message = {}
             if role == "tool" or role == "function":
                 changes["role"] = role = "tool"
-                if name := message.get("name") or names.get(message.get("tool_call_id") or ""):
+                if name := message.get("name") or tool_names.get(message.get("tool_call_id") or ""):
                     changes["name"] = name
             elif role == "developer" and not self._knows_developer:
                 changes["role"] = role = "system"
@@ -193,23 +194,27 @@ class ChatTemplate:
                 changes["content"] = self._control.escape_content(content)
                 if isinstance(name := changes.get("name", message.get("name")), str):
                     changes["name"] = self._control.escape(name)
-            ready.append({**message, **changes} if changes else message)
-        return ready
+            prepared.append({**message, **changes} if changes else message)
+        return prepared
 
     def _prepare_reply(self, message: Message, raw: str | None) -> Message:
-        """Return an assistant message as expected by templates; `raw` is a text that replaces content and calls."""
+        """Return an assistant message as expected by templates.
+
+        Args:
+            raw: A text that replaces content and tool calls. None: both stay.
+        """
         content = message.get("content") if raw is None else raw
-        ready = {**message, "content": content if isinstance(content, str) else join_text(message)}
-        if self._reasoning_field != "reasoning_content" and "reasoning_content" in ready:
-            ready[self._reasoning_field] = ready.pop("reasoning_content")
+        prepared = {**message, "content": content if isinstance(content, str) else join_text(message)}
+        if self._reasoning_field != "reasoning_content" and "reasoning_content" in prepared:
+            prepared[self._reasoning_field] = prepared.pop("reasoning_content")
         if raw is not None or not message.get("tool_calls"):
-            ready.pop("tool_calls", None)
-            return ready
-        ready["tool_calls"] = [
+            prepared.pop("tool_calls", None)
+            return prepared
+        prepared["tool_calls"] = [
             {**call, "type": "function", "function": {**call["function"], "arguments": arguments_of(call)}}
             for call in message["tool_calls"]
         ]
-        return ready
+        return prepared
 
 
 def join_text(message: Mapping[str, Any]) -> str:
@@ -252,6 +257,7 @@ def arguments_of(call: Mapping[str, Any]) -> Any:
 
 
 def _uses_field(source: str, name: str) -> bool:
+    """Return True if a template's source reads this field of a message."""
     return any(access in source for access in (f"message.{name}", f"message['{name}']", f'message["{name}"]'))
 
 
@@ -278,6 +284,7 @@ class ControlTokens:
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         spelled = {str(token.content) for token in added if token.special or token.content in source}
         spelled |= {str(token) for token in tokenizer.all_special_tokens}
+        # The longest first: a token that begins with another one is matched completely.
         spellings = sorted((text for text in spelled if len(text) > 1), key=len, reverse=True)
         self._spelling_starts = _compile_starts(spellings)
         self._escapes_any = bool(spellings) and escaped != "none"
@@ -389,7 +396,7 @@ def extend_without_thinking(
     if not after.startswith(reply.end):
         return None
     suffix = after[len(reply.end) :]
-    stripped, tail, head = (_THOUGHTS.sub("", each) for each in (text, after, earlier_text + reply.reasoning))
+    stripped, tail, head = (_THOUGHTS.sub("", part_text) for part_text in (text, after, earlier_text + reply.reasoning))
     if not stripped.startswith(head) or not stripped.endswith(tail) or len(stripped) < len(head) + len(tail):
         return None
     spelled = stripped[len(head) : len(stripped) - len(tail)]

@@ -63,11 +63,13 @@ def examine(renderer: Renderer) -> list[Finding]:
 
 
 def _check_end_tokens(renderer: Renderer) -> Finding:
+    """Return a finding that lists the tokens that end a reply."""
     names = [renderer.decode([token]) for token in renderer.end_ids]
     return Finding("stop tokens", "ok", " ".join(names))
 
 
 def _check_round_trip(renderer: Renderer) -> Finding:
+    """Check that decoding ids returns the encoded text: of a rendered prompt, and of texts that are often changed."""
     prompt = renderer.render([_ASK, _ANSWER, _MORE])
     changed_texts = [text for text in (prompt.shown, *_TEXTS) if renderer.decode(renderer.encode(text)) != text]
     if changed_texts:
@@ -84,6 +86,7 @@ def _round_trip(renderer: Renderer, text: str) -> str:
 
 
 def _check_date(renderer: Renderer) -> list[Finding]:
+    """Return a note if the template writes today's date, otherwise no finding."""
     if not renderer.template.dated:
         return []
     text = "The template writes today's date into the prompt; an episode keeps the date of its first call."
@@ -91,6 +94,7 @@ def _check_date(renderer: Renderer) -> list[Finding]:
 
 
 def _check_system(renderer: Renderer) -> list[Finding]:
+    """Return a warning if the template supports no system message, otherwise no finding."""
     if renderer.template.takes_system:
         return []
     text = (
@@ -106,6 +110,7 @@ def _list_opening(renderer: Renderer) -> list[Message]:
 
 
 def _check_turns(renderer: Renderer) -> list[Finding]:
+    """Play a question after a reply that is cut, has thinking or has none. Return a finding for each."""
     thoughtful = {**_ANSWER, **_build_thought(renderer)}
     cut_outcome = _play_turn(renderer, thoughtful, _MORE, cut=True)
     length = _judge_outcome("length", cut_outcome, "a question after a reply that its length limit cut")
@@ -126,6 +131,7 @@ def _check_turns(renderer: Renderer) -> list[Finding]:
 
 
 def _build_thought(renderer: Renderer) -> Message:
+    """Return the thinking of a sample reply as a part of its message, or {} if the model does not think."""
     return {"reasoning_content": _THOUGHT} if thinks(renderer) else {}
 
 
@@ -135,37 +141,43 @@ def thinks(renderer: Renderer) -> bool:
 
 
 def _check_tools(renderer: Renderer) -> list[Finding]:
+    """Play turns with tool calls: one call, a call in another spelling, two calls, an answer after a result.
+
+    Return a finding for each turn, or a single one if ajet cannot read this model's calls.
+    """
     if not renderer.reads_tool_calls:
         text = "ajet does not know how this model writes tool calls: requests with tools are refused."
         do = "give the tokenizer a response_schema, or send no tools (the agent then parses calls itself)"
         return [Finding("tools", "warning", text, do)]
-    native = (
+    tool_support = (
         "The template supports tools"
         if renderer.template.knows_tools
         else "The template does not support tools: ajet describes them in the prompt"
     )
-    findings = [Finding("tools", "ok", f"{native}; the model writes calls in the form {renderer.template.style}.")]
-    first, second = call("skiff", 1), call("dinghy", 2, 1)
-    calling: Message = {"role": "assistant", "content": None, "tool_calls": [first], **_build_thought(renderer)}
-    results = (result(first, "a small boat"), result(second, "a smaller boat"))
-    findings.append(_judge_outcome("tool call", _play_turn(renderer, calling, results[0]), "a result after a call"))
-    respelled = _play_turn(renderer, calling, results[0], respell=True)
+    findings = [
+        Finding("tools", "ok", f"{tool_support}; the model writes calls in the form {renderer.template.style}.")
+    ]
+    first_call, second_call = call("skiff", 1), call("dinghy", 2, 1)
+    call_reply: Message = {"role": "assistant", "content": None, "tool_calls": [first_call], **_build_thought(renderer)}
+    results = (result(first_call, "a small boat"), result(second_call, "a smaller boat"))
+    findings.append(_judge_outcome("tool call", _play_turn(renderer, call_reply, results[0]), "a result after a call"))
+    respelled = _play_turn(renderer, call_reply, results[0], respell=True)
     findings.append(
         _judge_outcome("a rewritten call", respelled, "a result after a call that the model wrote in another spelling")
     )
-    outcome = _play_turn(renderer, {**calling, "tool_calls": [first, second]}, *results)
+    outcome = _play_turn(renderer, {**call_reply, "tool_calls": [first_call, second_call]}, *results)
     if outcome in ("refused", "misread"):
         findings.append(
             Finding("several calls", "note", "A reply can contain one call only: the template shows no more.")
         )
     else:
         findings.append(_judge_outcome("several calls", outcome, "two adjacent results after two calls"))
-    later = TemplateRehearsal(renderer, _list_opening(renderer), [TOOL])
-    if later.play(calling, results[0]) in ("extends", "forks"):
+    rehearsal = TemplateRehearsal(renderer, _list_opening(renderer), [TOOL])
+    if rehearsal.play(call_reply, results[0]) in ("extends", "forks"):
         findings.append(
             _judge_outcome(
                 "answer after a result",
-                later.play({**_ANSWER, **_build_thought(renderer)}, _MORE),
+                rehearsal.play({**_ANSWER, **_build_thought(renderer)}, _MORE),
                 "a question after that answer",
             )
         )
@@ -173,16 +185,29 @@ def _check_tools(renderer: Renderer) -> list[Finding]:
 
 
 def _play_turn(renderer: Renderer, reply: Message, *then: Message, cut: bool = False, respell: bool = False) -> Outcome:
+    """Play one reply and the messages after it in a new conversation, and return the outcome.
+
+    Args:
+        cut: True if the length limit cut the reply's end token.
+        respell: True if the model spells the call's arguments otherwise than the template.
+    """
     tools = [TOOL] if reply.get("tool_calls") else None
     return TemplateRehearsal(renderer, _list_opening(renderer), tools).play(reply, *then, cut=cut, respell=respell)
 
 
 def _judge_outcome(topic: str, outcome: Outcome, turn: str) -> Finding:
+    """Return the finding for the outcome of a played turn.
+
+    Args:
+        topic: The finding's topic.
+        turn: The turn in words.
+    """
     state = _STATES[outcome]
     return Finding(topic, state, _describe_outcome(outcome, turn), _MEND if state in ("warning", "problem") else "")
 
 
 def _describe_outcome(outcome: Outcome, turn: str) -> str:
+    """Return a sentence that says how the next prompt relates to the sampled tokens of a turn."""
     descriptions = {
         "extends": "extends the sampled tokens.",
         "forks": (
@@ -195,6 +220,7 @@ def _describe_outcome(outcome: Outcome, turn: str) -> str:
 
 
 def _check_episodes(renderer: Renderer) -> list[Finding]:
+    """Play an episode of answers and one of tool calls, and return a finding about the cost of each."""
     thought = _build_thought(renderer)
     talk = TemplateRehearsal(renderer, _list_opening(renderer))
     outcomes = [
@@ -213,10 +239,11 @@ def _check_episodes(renderer: Renderer) -> list[Finding]:
 
 
 def _judge_episode(what: str, played: TemplateRehearsal, outcomes: Sequence[Outcome]) -> Finding:
+    """Return the finding for a played episode: unplayable, without forks, or with the cost of its forks."""
     topic = f"episode of {what}"
     if len(played.lengths) == 0 or played.replies < len(outcomes):
-        bad: Outcome = "refused" if "refused" in outcomes else "misread"
-        return Finding(topic, _STATES[bad], _describe_outcome(bad, f"turn {played.replies + 1}"))
+        bad_outcome: Outcome = "refused" if "refused" in outcomes else "misread"
+        return Finding(topic, _STATES[bad_outcome], _describe_outcome(bad_outcome, f"turn {played.replies + 1}"))
     if not played.forks:
         return Finding(topic, "ok", "Every turn extends the turn before: an attempt is one sequence to train on.")
     text = (
@@ -236,10 +263,10 @@ def sizes(tokenizer: Any, config: Mapping[str, Any], rows: Mapping[str, Sequence
     """
     token_count, configured = len(tokenizer), (config.get("text_config") or config).get("vocab_size")
     shapes = {name: shape[0] for name, shape in rows.items() if shape}
-    least = min([*shapes.values(), *([configured] if isinstance(configured, int) else [])], default=None)
+    embedding_rows = min([*shapes.values(), *([configured] if isinstance(configured, int) else [])], default=None)
     shape_list = ", ".join(f"{name} {count}" for name, count in shapes.items())
     shape_list = f" ({shape_list})" if shape_list else ""
-    if least is None:
+    if embedding_rows is None:
         return [
             Finding(
                 "vocabulary",
@@ -247,10 +274,10 @@ def sizes(tokenizer: Any, config: Mapping[str, Any], rows: Mapping[str, Sequence
                 f"The tokenizer has {token_count} tokens; the model's configuration gives no vocab_size.",
             )
         ]
-    if token_count > least:
+    if token_count > embedding_rows:
         text = (
-            f"The tokenizer has {token_count} tokens, but the model only {least}{shape_list}: it has no embedding "
-            "for the token ids beyond."
+            f"The tokenizer has {token_count} tokens, but the model only {embedding_rows}{shape_list}: it has no "
+            "embedding for the token ids beyond."
         )
         return [Finding("vocabulary", "problem", text, "use the model's own tokenizer, or resize its embeddings")]
     if len(set(shapes.values())) > 1:
@@ -259,10 +286,12 @@ def sizes(tokenizer: Any, config: Mapping[str, Any], rows: Mapping[str, Sequence
                 "vocabulary", "problem", f"Embedding and output head differ in size{shape_list}.", "check the weights"
             )
         ]
-    spare = f", {least - token_count} of them spare" if least > token_count else ""
+    spare = f", {embedding_rows - token_count} of them spare" if embedding_rows > token_count else ""
     return [
         Finding(
-            "vocabulary", "ok", f"The tokenizer has {token_count} tokens, the model {least} rows{spare}{shape_list}."
+            "vocabulary",
+            "ok",
+            f"The tokenizer has {token_count} tokens, the model {embedding_rows} rows{spare}{shape_list}.",
         )
     ]
 
@@ -314,29 +343,31 @@ def own_reply(
         respell: Write JSON without blanks and with reversed keys, as a model might.
     """
     text = renderer.template.text
-    head, full = text(messages, tools), text([*messages, reply], tools, prompt=False)
-    if full.startswith(head):
-        written = full[len(head) :]
+    prompt_text, full_text = text(messages, tools), text([*messages, reply], tools, prompt=False)
+    if full_text.startswith(prompt_text):
+        reply_text = full_text[len(prompt_text) :]
     else:  # the history is rendered in another way now: the reply follows the same opening
-        opening = head.removeprefix(text(messages, tools, prompt=False))
+        opening = prompt_text.removeprefix(text(messages, tools, prompt=False))
         marked = text([*messages[:-1], {**messages[-1], "content": MARK}, reply], tools, prompt=False)
-        _, separator, written = marked.rpartition(MARK)[2].partition(opening) if opening else ("", "", "")
-        written = written if separator else reply.get("content") or ""
-    ends = {renderer.decode([token]): token for token in renderer.end_ids}
-    cuts = [index for spelled in ends if (index := written.find(spelled)) >= 0]
-    if cuts:
-        end = next(spelled for spelled in ends if written.startswith(spelled, min(cuts)))
-        written = written[: min(cuts)]
+        _, separator, reply_text = marked.rpartition(MARK)[2].partition(opening) if opening else ("", "", "")
+        reply_text = reply_text if separator else reply.get("content") or ""
+    id_by_end_text = {renderer.decode([token]): token for token in renderer.end_ids}
+    end_positions = [index for spelled_text in id_by_end_text if (index := reply_text.find(spelled_text)) >= 0]
+    if end_positions:
+        end_text = next(
+            spelled_text for spelled_text in id_by_end_text if reply_text.startswith(spelled_text, min(end_positions))
+        )
+        reply_text = reply_text[: min(end_positions)]
     else:
-        later = text([*messages, reply, follow], tools)
-        before = later.rfind(follow["content"])
-        end = max(ends, key=lambda spelled: later.rfind(spelled, 0, before))
+        later_text = text([*messages, reply, follow], tools)
+        follow_position = later_text.rfind(follow["content"])
+        end_text = max(id_by_end_text, key=lambda spelled_text: later_text.rfind(spelled_text, 0, follow_position))
     if respell:
-        for each in reply.get("tool_calls") or ():
-            spelled = each["function"]["arguments"]
-            tight = json.dumps(dict(reversed(json.loads(spelled).items())), separators=(",", ":"))
-            written = written.replace(spelled, tight)
-    return np.append(renderer.encode(written), np.int32(ends[end]))
+        for tool_call in reply.get("tool_calls") or ():
+            spelled_text = tool_call["function"]["arguments"]
+            compact_json = json.dumps(dict(reversed(json.loads(spelled_text).items())), separators=(",", ":"))
+            reply_text = reply_text.replace(spelled_text, compact_json)
+    return np.append(renderer.encode(reply_text), np.int32(id_by_end_text[end_text]))
 
 
 @dataclass
@@ -393,9 +424,14 @@ class TemplateRehearsal:
 
 
 def _is_same_message(read: Message, meant: Message) -> bool:
+    """Return True if a parsed reply has the content, reasoning and tool calls of the intended one."""
+
     def calls(message: Message) -> list[Any]:
+        """Return the (name, arguments) of a message's tool calls."""
         tool_calls = message.get("tool_calls") or ()
-        return [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in tool_calls]
+        return [
+            (tool_call["function"]["name"], json.loads(tool_call["function"]["arguments"])) for tool_call in tool_calls
+        ]
 
     return (
         (read.get("content") or "") == (meant.get("content") or "")

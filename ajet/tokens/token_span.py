@@ -9,7 +9,7 @@ from ajet.schema.call import Ids
 
 
 def span_of_text(decode: Callable[[Ids], str], ids: Ids, piece: str) -> tuple[int, int] | None:
-    """Return [start, stop) within `ids` of the first occurrence of `piece`; `None` without an occurrence.
+    """Return [start, stop) within `ids` of the first occurrence of `piece`, or None without an occurrence.
 
     The span has the fewest tokens whose texts contain the complete piece. A token that overlaps the piece's beginning
     or end is included. `decode` returns the text of ids, and is called about 2 log2(N) times.
@@ -20,8 +20,10 @@ def span_of_text(decode: Callable[[Ids], str], ids: Ids, piece: str) -> tuple[in
         return None
     end = begin + len(piece)
     counts = range(ids.size + 1)
-    first = bisect_left(counts, begin + 1, key=lambda count: len(decode(ids[:count])))
-    last = bisect_left(counts, end, key=lambda count: len(decode(ids[:count])))
-    while last < ids.size and not decode(ids[:last]).startswith(text[:end]):  # a character continues in the next token
-        last += 1
-    return first - 1, last
+    first_count = bisect_left(counts, begin + 1, key=lambda count: len(decode(ids[:count])))
+    last_count = bisect_left(counts, end, key=lambda count: len(decode(ids[:count])))
+    while last_count < ids.size and not decode(ids[:last_count]).startswith(
+        text[:end]
+    ):  # a character continues in the next token
+        last_count += 1
+    return first_count - 1, last_count

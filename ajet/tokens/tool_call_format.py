@@ -40,7 +40,12 @@ FORCED: dict[Style, tuple[str, str]] = {
 
 
 def style_of(source: str, vocabulary: Container[str]) -> Style:
-    """Return the style of tool calls of a template, given its source for requests with tools."""
+    """Return the style in which a model writes tool calls. A template without tools gets them in Hermes' style.
+
+    Args:
+        source: The template's source for requests with tools.
+        vocabulary: The tokens of the tokenizer.
+    """
     if "<|channel|>" in source and "<|message|>" in source:
         return "harmony"
     if "<arg_key>" in source:
@@ -49,8 +54,8 @@ def style_of(source: str, vocabulary: Container[str]) -> Style:
         return "xml"
     if "<tool_call>" in source or "tools" not in source:
         return "hermes"
-    llama = "<|python_tag|>" in vocabulary or "<|python_tag|>" in source or '"parameters"' in source
-    return "llama" if llama else "none"
+    is_llama = "<|python_tag|>" in vocabulary or "<|python_tag|>" in source or '"parameters"' in source
+    return "llama" if is_llama else "none"
 
 
 def is_written_otherwise(style: Style, name: str, text: str) -> bool:
@@ -70,14 +75,14 @@ def split_calls(messages: list[Message]) -> list[Message]:
     The template shows only the first call of a message. Reasoning and content of a call are joined, because the
     template has one place for both.
     """
-    single: list[Message] = []
+    split_messages: list[Message] = []
     index = 0
     while index < len(messages):
         message = messages[index]
         calls = message.get("tool_calls") or []
         index += 1
         if not calls:
-            single.append(message)
+            split_messages.append(message)
             continue
         results: list[Message] = []
         while index < len(messages) and messages[index]["role"] == "tool":
@@ -86,15 +91,15 @@ def split_calls(messages: list[Message]) -> list[Message]:
         if message.get("thinking") and message["content"]:
             message = {**message, "thinking": f"{message['thinking']}\n\n{message['content']}", "content": ""}
         for call in calls[:-1]:
-            single.append({**message, "tool_calls": [call]})
+            split_messages.append({**message, "tool_calls": [call]})
             message = {"role": "assistant", "content": ""}
             own_results = [
                 result for result in results if call.get("id") and result.get("tool_call_id") == call["id"]
             ] or results[:1]
-            single += own_results[:1]
+            split_messages += own_results[:1]
             results = [result for result in results if result not in own_results[:1]]
-        single += [{**message, "tool_calls": calls[-1:]}, *results]
-    return single
+        split_messages += [{**message, "tool_calls": calls[-1:]}, *results]
+    return split_messages
 
 
 def write_in_hermes(
@@ -103,34 +108,39 @@ def write_in_hermes(
     """Write calls, results and tools as plain messages. With `in_system` False, the first user message gets the
     tools.
     """
-    spelled: list[Message] = []
+    written_messages: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
             block = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if spelled and spelled[-1].get("results"):
-                spelled[-1]["content"] += "\n" + block
+            if written_messages and written_messages[-1].get("results"):
+                written_messages[-1]["content"] += "\n" + block
             else:
-                spelled.append({"role": "user", "content": block, "results": True})
+                # The mark `results` is for this module: further results and the next question join the message.
+                written_messages.append({"role": "user", "content": block, "results": True})
         elif message.get("tool_calls"):
             blocks = [message["content"]] if message["content"] else []
             for call in message["tool_calls"]:
                 function = call["function"]
                 arguments = json.dumps(function["arguments"], ensure_ascii=False)
                 blocks.append(f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {arguments}}}\n</tool_call>')
-            spelled.append({"role": "assistant", "content": "\n".join(blocks)})
+            written_messages.append({"role": "assistant", "content": "\n".join(blocks)})
         else:
-            spelled.append(message)
+            written_messages.append(message)
     if not tools:
-        return spelled
+        return written_messages
     section = _SYSTEM.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if in_system and spelled and spelled[0]["role"] == "system":
-        return [{**spelled[0], "content": f"{spelled[0]['content']}\n\n{section}"}, *spelled[1:]]
+    if in_system and written_messages and written_messages[0]["role"] == "system":
+        return [
+            {**written_messages[0], "content": f"{written_messages[0]['content']}\n\n{section}"},
+            *written_messages[1:],
+        ]
     if in_system:
-        return [{"role": "system", "content": section}, *spelled]
-    return _before_first_question(spelled, section)
+        return [{"role": "system", "content": section}, *written_messages]
+    return _before_first_question(written_messages, section)
 
 
 def _before_first_question(messages: list[Message], section: str) -> list[Message]:
+    """Put a section before the first user message. If none opens the conversation, the section becomes one."""
     index = 1 if messages and messages[0]["role"] == "system" else 0
     if index == len(messages) or messages[index]["role"] != "user":
         return [*messages[:index], {"role": "user", "content": section}, *messages[index:]]
@@ -148,6 +158,7 @@ def join_results(messages: list[Message]) -> list[Message]:
 
 
 def _prepend_text(text: str, message: Message) -> Message:
+    """Return a message with a text before its content, which is a string or a list of parts."""
     content: Any = message["content"]
     joined = f"{text}\n\n{content}" if isinstance(content, str) else [*text_parts(f"{text}\n\n"), *content]
     return {**message, "content": joined}

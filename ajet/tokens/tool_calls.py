@@ -42,7 +42,7 @@ def glm_call(text: str, tools: Tools = ()) -> Function | None:
 def xml_call(text: str, tools: Tools = ()) -> Function | None:
     """Parse a call of Qwen3.5 and Qwen3-Coder: <function=name>, <parameter=key>, the value on separate lines."""
     head, pairs, tail = _split_arguments(text.strip(), XML)
-    if not pairs:
+    if not pairs:  # a call without arguments: all text is in `head`
         head, bracket, tail = head.partition(">")
         head += bracket
     if not head.startswith("<function=") or not head.rstrip().endswith(">") or tail.strip() != "</function>":
@@ -52,7 +52,7 @@ def xml_call(text: str, tools: Tools = ()) -> Function | None:
 
 
 def llama_calls(text: str) -> list[Function] | None:
-    """Parse calls of Llama 3: {"name": …, "parameters": {…}}, several joined by `;`. Any other text gives `None`."""
+    """Parse calls of Llama 3, {"name": …, "parameters": {…}}, joined by semicolons. Any other text gives `None`."""
     functions: list[Function] = []
     position = 0
     while position < len(text):
@@ -64,13 +64,13 @@ def llama_calls(text: str) -> list[Function] | None:
         if function is None:
             return None
         functions.append(function)
-        rest = text[position:].lstrip("; \n")
-        position = len(text) - len(rest)
+        remaining_text = text[position:].lstrip("; \n")
+        position = len(text) - len(remaining_text)
     return functions or None
 
 
 def decoded(text: str) -> Any:
-    """Parse JSON; `None` for null and for invalid JSON."""
+    """Return the JSON value of a text, or None for null and for invalid JSON."""
     try:
         return _JSON.decode(text)
     except (ValueError, RecursionError):
@@ -78,7 +78,11 @@ def decoded(text: str) -> Any:
 
 
 def checked(value: Any, keys: tuple[str, ...]) -> Function | None:
-    """Return the call in a JSON value, with its arguments under one of `keys`; `None` for any other value."""
+    """Return the call in a JSON value, or None for any other value.
+
+    Args:
+        keys: The keys under one of which the call has its arguments.
+    """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
     arguments = next((value[key] for key in keys if key in value), None)
@@ -107,6 +111,11 @@ def _split_arguments(text: str, syntax: BareSyntax) -> tuple[str, list[tuple[str
 
 
 def _build_typed_call(name: str, found: Sequence[tuple[str, str]], tools: Tools) -> Function | None:
+    """Return a call whose arguments are typed by the tool's schema, or None for an invalid name.
+
+    Args:
+        found: (name, text) of each argument.
+    """
     if not name or any(mark in name for mark in "<> \n"):
         return None
     matching = [tool["function"] for tool in tools if tool["function"].get("name") == name]
@@ -124,6 +133,7 @@ def _convert_argument(text: str, schema: Any, parameters: Mapping[str, Any]) -> 
     types = admitted_types(schema, parameters, [value, text])
     if types is None or "string" not in types:
         return value
+    # If only text is admitted, a text in quotes is meant with its quotes.
     is_admitted = type_of_value(value) in types and (not isinstance(value, str) or types - {"string", "null"})
     return value if is_admitted else text
 
@@ -155,16 +165,19 @@ Types = frozenset[str] | None
 
 
 def parameter_schema(parameters: Mapping[str, Any], name: str) -> Any:
-    """Return the schema of a parameter, in whichever way the tool declares it; `None` if undeclared.
+    """Return the schema of a parameter, in whichever way the tool declares it. `None` if undeclared.
 
     Args:
         parameters: The tool's `parameters`: a JSON schema of an object.
     """
     conjuncts = list(_iterate_conjuncts(parameters, parameters))
+    # All schemas that declare the parameter must hold, unless they are alternatives of one another.
     if declared := _list_properties(conjuncts, name):
         return declared[0] if len(declared) == 1 else {"allOf": declared}
-    alternatives = [each for part in conjuncts for each in _list_alternatives(part)]
-    declared = [each for part in alternatives for each in _list_properties(_iterate_conjuncts(part, parameters), name)]
+    alternatives = [subschema for part in conjuncts for subschema in _list_alternatives(part)]
+    declared = [
+        subschema for part in alternatives for subschema in _list_properties(_iterate_conjuncts(part, parameters), name)
+    ]
     if declared:
         return {"anyOf": declared}
     return next((part["additionalProperties"] for part in conjuncts if "additionalProperties" in part), None)
@@ -201,24 +214,25 @@ def _list_properties(parts: Iterable[Mapping[str, Any]], name: str) -> list[Any]
 
 
 def _list_alternatives(part: Mapping[str, Any]) -> list[Any]:
-    return [each for key in ("anyOf", "oneOf") if isinstance(part.get(key), list) for each in part[key]]
+    """Return the subschemas of `anyOf` and `oneOf` of a schema."""
+    return [subschema for key in ("anyOf", "oneOf") if isinstance(part.get(key), list) for subschema in part[key]]
 
 
 def _iterate_conjuncts(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the schema and all schemas that must hold with it: targets of `$ref`, members of `allOf`."""
-    waiting, visited = [schema], 0
-    while waiting and visited < MOST_PARTS:
-        part, visited = waiting.pop(0), visited + 1
+    pending, visited = [schema], 0
+    while pending and visited < MOST_PARTS:
+        part, visited = pending.pop(0), visited + 1
         if isinstance(part, Mapping):
             yield part
             if "$ref" in part:
-                waiting.append(_resolve_local_ref(part["$ref"], root))
+                pending.append(_resolve_local_ref(part["$ref"], root))
             if isinstance(part.get("allOf"), list):
-                waiting += part["allOf"]
+                pending += part["allOf"]
 
 
 def _resolve_local_ref(reference: Any, root: Mapping[str, Any]) -> Any:
-    """Return the target of a reference within the schema (`#/$defs/Zip`); `None` without a target."""
+    """Return the target of a reference within the schema (`#/$defs/Zip`), or None without a target."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     target: Any = root
@@ -271,17 +285,26 @@ class _TypeReader:
         )
 
     def _name_types(self, kind: str) -> list[str]:
+        """Return the name of a type in a list, with "number" for "integer".
+
+        The list is empty for "integer" if a reading of the argument has a fraction.
+        """
         if kind != "integer":
             return [kind]
         is_fraction = any(isinstance(value, float) and not value.is_integer() for value in self._example_values)
         return [] if is_fraction else ["number"]
 
     def _read_enumerated(self, listed: Sequence[Any]) -> Types:
-        spelled = {_canonical_json(each) for each in listed}
-        spelled_values = [value for value in self._example_values if _canonical_json(value) in spelled]
-        return frozenset(map(type_of_value, spelled_values if self._is_strict else listed))
+        """Return the types of the argument's readings that are listed in `enum` or `const`.
+
+        If the reader is not strict: the types of all listed values.
+        """
+        listed_json = {_canonical_json(listed_value) for listed_value in listed}
+        listed_readings = [value for value in self._example_values if _canonical_json(value) in listed_json]
+        return frozenset(map(type_of_value, listed_readings if self._is_strict else listed))
 
     def _read_referenced(self, schema: Mapping[str, Any]) -> Types:
+        """Return the types of the target of `$ref`. None (any type) without a reference, and for a cyclic one."""
         reference = schema.get("$ref")
         if not isinstance(reference, str) or reference in self._open_references:
             return None
@@ -292,12 +315,14 @@ class _TypeReader:
 
 
 def _intersect_types(one: Types, other: Types) -> Types:
+    """Return the types in both sets. None stands for all types."""
     if one is None or other is None:
         return other if one is None else one
     return one & other
 
 
 def _unite_types(members: list[Types]) -> Types:
+    """Return the types in any of the sets. None stands for all types."""
     united: frozenset[str] = frozenset()
     for types in members:
         if types is None:

@@ -39,19 +39,19 @@ def written_reply(
         TemplateRefused: The template refuses the conversation.
     """
     prompt = words.template.text(history, tools)
-    full = words.template.text([*history, reply], tools, prompt=False)
-    if not full.startswith(prompt):
+    full_text = words.template.text([*history, reply], tools, prompt=False)
+    if not full_text.startswith(prompt):
         raise InexactReplyError(
             "the chat template changes the conversation's earlier text once the reply is added, so the reply's "
             "own text cannot be found",
             expected="a template that appends the reply to the prompt and leaves the prompt unchanged",
         )
-    encoded = words.encode(full[len(prompt) :])
-    ends = np.flatnonzero(np.isin(encoded, words.end_ids))
-    ids = encoded[: int(ends[0]) + 1] if ends.size else np.append(encoded, np.int32(words.end_ids[0]))
-    if ends.size and words.decode(encoded[ids.size :]).strip():
+    encoded = words.encode(full_text[len(prompt) :])
+    end_positions = np.flatnonzero(np.isin(encoded, words.end_ids))
+    ids = encoded[: int(end_positions[0]) + 1] if end_positions.size else np.append(encoded, np.int32(words.end_ids[0]))
+    if end_positions.size and words.decode(encoded[ids.size :]).strip():
         raise InexactReplyError("the reply contains the text of an end token, or the template continues after one")
-    if not words.decode(ids, after=earlier_prompt.ids).startswith(full[len(prompt) :][:1]):
+    if not words.decode(ids, after=earlier_prompt.ids).startswith(full_text[len(prompt) :][:1]):
         raise InexactReplyError("the tokenizer encodes the reply differently after the prompt than alone")
     parsed = words.parse(ids, tools=tools, earlier_prompt=earlier_prompt)
     if (difference := _find_difference(reply, parsed)) is not None:
@@ -60,7 +60,10 @@ def written_reply(
 
 
 def _find_difference(written_message: Message, parsed: Message) -> str | None:
-    """Return the part in which a parsed message differs from the written message; blanks around texts are ignored."""
+    """Return the part in which a parsed message differs from the written one, or None.
+
+    Blanks around texts are ignored.
+    """
     for name in ("content", "reasoning_content"):
         written_text, parsed_text = _join_text(written_message.get(name)), _join_text(parsed.get(name))
         if written_text != parsed_text and (name == "content" or written_text):
@@ -70,6 +73,7 @@ def _find_difference(written_message: Message, parsed: Message) -> str | None:
 
 
 def _join_text(content: Any) -> str:
+    """Return a message's content, a string or a list of blocks, as one text without blanks around it."""
     if isinstance(content, list):
         content = "".join(str(block.get("text") or "") for block in content)
     return (content or "").strip()
