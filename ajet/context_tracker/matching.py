@@ -125,6 +125,7 @@ class Conversations:
             if node in self._calls_cut_by_stop:
                 best = self._choose_call(self._find_cut_calls(node, key), agent, messages[position]) or best
             child, message = self._children.get((node, key)), messages[position]
+            # The client may have sent the reasoning back within the content; it must then be a known reply's.
             if child is None and (unfolded := unfold_reasoning(message)) is not None:
                 message, key = unfolded, message_key(unfolded)
                 child = self._children.get((node, key))
@@ -154,14 +155,14 @@ class Conversations:
         Returns:
             None if no message is shared.
         """
-        node, same = 0, None
+        node, call_with_tools = 0, None
         for key in keys:
             child = self._children.get((node, key))
             if child is None:
                 break
             node = child
-            same = self._with_tools.get((node, tools), same)
-        return same if same is not None or not node else self._latest_call[node]
+            call_with_tools = self._with_tools.get((node, tools), call_with_tools)
+        return call_with_tools if call_with_tools is not None or not node else self._latest_call[node]
 
     def add_request(self, index: int, match: Match, tools: int | None = None) -> None:
         """Add the messages of call `index`.
@@ -213,8 +214,10 @@ class Conversations:
         """Return the calls whose reply plus stop string is the longest beginning of a message."""
         if not isinstance(key, tuple) or len(key) != 2 or key[0] != "assistant":
             return ()
-        begun = [text for text in self._calls_cut_by_stop[node] if len(text) < len(key[1]) and key[1].startswith(text)]
-        return self._calls_cut_by_stop[node][max(begun, key=len)] if begun else ()
+        beginnings = [
+            text for text in self._calls_cut_by_stop[node] if len(text) < len(key[1]) and key[1].startswith(text)
+        ]
+        return self._calls_cut_by_stop[node][max(beginnings, key=len)] if beginnings else ()
 
     def _choose_call(self, calls: Sequence[RepliedCall], agent: str, message: Mapping[str, Any]) -> RepliedCall | None:
         """Return the call that a message quotes, or None.
@@ -239,26 +242,33 @@ class Conversations:
             path: Nodes of those first messages that an earlier call has, too.
         """
         replies = self._replies.get(agent, {})
-        quoted = next((replies[key] for key in reversed(keys) if key in replies), None)
-        shared = next((node for node in reversed(path) if (agent, node) in self._latest_of_agent), None)
-        if quoted is None and (shared is None or path[len(keys) - 1 :] == [shared]):  # all messages are known
+        quoted_call = next((replies[key] for key in reversed(keys) if key in replies), None)
+        shared_node = next((node for node in reversed(path) if (agent, node) in self._latest_of_agent), None)
+        if quoted_call is None and (
+            shared_node is None or path[len(keys) - 1 :] == [shared_node]
+        ):  # all messages are known
             return Match(keys, None, None)
         opening = None
-        if shared is None:
-            assert quoted is not None
-            shared = quoted.node
+        if shared_node is None:
+            assert quoted_call is not None
+            shared_node = quoted_call.node
         else:
-            opening = self._prompt_nodes[self._latest_of_agent[agent, shared].index][1]
-        node = self._latest_of_agent[agent, shared].node
-        history: set[int] = set()
+            opening = self._prompt_nodes[self._latest_of_agent[agent, shared_node].index][1]
+        node = self._latest_of_agent[agent, shared_node].node
+        history_nodes: set[int] = set()
         while node:
-            history.add(node)
+            history_nodes.add(node)
             node = self._parent_nodes[node]
-        common = len(history.intersection(path))
-        earlier = {self._keys[node] for node in history}
-        new = keys[common] if common < len(keys) else None
-        is_summary = isinstance(new, tuple) and new[0] != "assistant" and new not in earlier
-        return Match(keys, None, "compaction" if is_summary and len(keys) < len(history) else "client_edit", opening)
+        common_count = len(history_nodes.intersection(path))
+        earlier_keys = {self._keys[node] for node in history_nodes}
+        first_new_key = keys[common_count] if common_count < len(keys) else None
+        # A shorter history whose first new message is no reply and was not sent before: the client's summary.
+        is_summary = (
+            isinstance(first_new_key, tuple) and first_new_key[0] != "assistant" and first_new_key not in earlier_keys
+        )
+        return Match(
+            keys, None, "compaction" if is_summary and len(keys) < len(history_nodes) else "client_edit", opening
+        )
 
 
 def append_stop(reply: Mapping[str, Any], stop: str) -> dict[str, Any] | None:
@@ -273,10 +283,10 @@ def unfold_reasoning(message: Mapping[str, Any]) -> dict[str, Any] | None:
     if message["role"] != "assistant":
         return None
     _, text, *_ = cast(tuple[str, ...], message_key(message))
-    thought, end, rest = text.removeprefix("<think>").partition("</think>")
+    thought, end, answer = text.removeprefix("<think>").partition("</think>")
     if not end or not text.startswith("<think>"):
         return None
-    return {**message, "content": rest.lstrip("\n"), "reasoning_content": thought}
+    return {**message, "content": answer.lstrip("\n"), "reasoning_content": thought}
 
 
 def restore_reply(quote: Mapping[str, Any], reply: Mapping[str, Any], stop: str | None) -> dict[str, Any]:

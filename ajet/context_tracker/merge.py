@@ -61,11 +61,7 @@ class Arena:
 
 
 def allocate_bytes(tokens: int, bytes_per_token: int) -> Bytes:
-    """Return uninitialized memory [tokens * each].
-
-    Args:
-        bytes_per_token: Number of bytes per token.
-    """
+    """Return uninitialized memory [tokens * bytes_per_token], in huge pages if it is large."""
     return (
         _allocate_huge_pages(tokens * bytes_per_token)
         if tokens >= _LARGE
@@ -132,26 +128,27 @@ class PrefixTree:
         if not stop:
             joined = rest
         while rest.size:
-            first = rest.item(0)
+            first_id = rest.item(0)
             if path:
                 run, offset = self._ids[path], stop - self._path_starts[path]
-                if offset < run.size and run.item(offset) == first:
-                    same = _count_common(run, offset, rest)
-                    stop += same
-                    if same == rest.size:
+                # The sequence leaves a run only where it differs: the branch is named by (path, position, next token).
+                if offset < run.size and run.item(offset) == first_id:
+                    common_count = _count_common(run, offset, rest)
+                    stop += common_count
+                    if common_count == rest.size:
                         break
-                    rest = rest[same:]
-                    first = rest.item(0)
-            branch = (path, stop, first)
-            following = self._branches.get(branch)
-            if following is None:
-                following = self._branches[branch] = len(self._ids)
+                    rest = rest[common_count:]
+                    first_id = rest.item(0)
+            branch = (path, stop, first_id)
+            next_path = self._branches.get(branch)
+            if next_path is None:
+                next_path = self._branches[branch] = len(self._ids)
                 self._ids.append(rest)
                 self._path_starts.append(stop)
                 self._parents.append(path)
                 self._complete_sequences.append(joined)
-                return Spot(following, stop + rest.size)
-            path = following
+                return Spot(next_path, stop + rest.size)
+            path = next_path
         return Spot(path, stop)
 
     def ids(self, spot: Spot, start: int = 0) -> Ids:
@@ -161,9 +158,9 @@ class PrefixTree:
             return joined[start:stop]
         parts: list[Ids] = []
         while path > 0 and stop > start:
-            first = self._path_starts[path]
-            parts.append(self._ids[path][max(start - first, 0) : stop - first])
-            path, stop = self._parents[path], first
+            path_start = self._path_starts[path]
+            parts.append(self._ids[path][max(start - path_start, 0) : stop - path_start])
+            path, stop = self._parents[path], path_start
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
@@ -180,12 +177,12 @@ def _count_common(run: Ids, offset: int, rest: Ids) -> int:
     """Return the number of leading tokens that `rest` shares with `run` from `offset` on."""
     size = min(run.size - offset, rest.size)
     if size > _LONG:  # a window that slid differs early: the rest is not compared
-        soon = _count_common(run, offset, rest[:_SOON])
-        if soon < _SOON:
-            return soon
+        head_count = _count_common(run, offset, rest[:_SOON])
+        if head_count < _SOON:
+            return head_count
     differ = run[offset : offset + size] != (rest if rest.size == size else rest[:size])
-    first = differ.tobytes().find(_TRUE)  # three times as fast as argmax
-    return size if first < 0 else first
+    first_difference = differ.tobytes().find(_TRUE)  # three times as fast as argmax
+    return size if first_difference < 0 else first_difference
 
 
 def insert_calls(calls: Sequence[Call]) -> tuple[PrefixTree, list[Spot]]:
@@ -194,6 +191,7 @@ def insert_calls(calls: Sequence[Call]) -> tuple[PrefixTree, list[Spot]]:
     A small part shared with the parent is stored again, to have the call's tokens in one piece.
     """
     sizes = [call.prefix + call.suffix_ids.size + call.response_ids.size for call in calls]
+    # Position of a call -> (shared tokens, position) of its parent and of the calls whose parent it is.
     sharing: dict[int, list[tuple[int, int]]] = {}
     for position, call in enumerate(calls):
         if call.parent is not None and call.prefix:
@@ -202,20 +200,20 @@ def insert_calls(calls: Sequence[Call]) -> tuple[PrefixTree, list[Spot]]:
     tree, arena = PrefixTree(), Arena(sum(sizes))
     spots: list[Spot | None] = [None] * len(calls)
     for position in sorted(range(len(calls)), key=sizes.__getitem__, reverse=True):
-        call, after = calls[position], ROOT
-        for shared, other in sharing.get(position, ()):
-            known_spot = spots[other]
-            if known_spot is not None and shared > after[1]:
-                after = tree.at(known_spot, shared)
-        stop, joined, paths = after[1], None, len(tree)
+        call, start_spot = calls[position], ROOT
+        for shared, other_position in sharing.get(position, ()):
+            known_spot = spots[other_position]
+            if known_spot is not None and shared > start_spot[1]:
+                start_spot = tree.at(known_spot, shared)
+        stop, joined, paths = start_spot[1], None, len(tree)
         if stop != call.prefix:
-            rest = _collect_tokens(calls, position, stop)
+            new_ids = _collect_tokens(calls, position, stop)
         elif 0 < stop * _LITTLE < sizes[position]:
-            joined = arena.join_ids((tree.ids(after), call.suffix_ids, call.response_ids), sizes[position])
-            rest = joined[stop:]
+            joined = arena.join_ids((tree.ids(start_spot), call.suffix_ids, call.response_ids), sizes[position])
+            new_ids = joined[stop:]
         else:
-            rest = arena.join_ids((call.suffix_ids, call.response_ids), sizes[position] - stop)
-        spots[position] = spot = tree.insert(rest, after, joined)
+            new_ids = arena.join_ids((call.suffix_ids, call.response_ids), sizes[position] - stop)
+        spots[position] = spot = tree.insert(new_ids, start_spot, joined)
         if spot.path >= paths:
             arena.keep_last()
     return tree, [spot for spot in spots if spot is not None]
@@ -228,19 +226,20 @@ def _collect_tokens(calls: Sequence[Call], position: int, start: int) -> Ids:
     if start >= begin:
         return call.response_ids[start - begin :]
     parts = [call.response_ids, call.suffix_ids]
+    # Tokens before `missing_end` are still to be collected, from the call's ancestors.
     begin = call.prefix
-    need = begin
-    while need > start:
-        assert call.parent is not None, f"call {call.index} shares {need} tokens with no call"
+    missing_end = begin
+    while missing_end > start:
+        assert call.parent is not None, f"call {call.index} shares {missing_end} tokens with no call"
         call = calls[call.parent]
-        for part, first in (
+        for ids, first_position in (
             (call.response_ids, call.prefix + call.suffix_ids.size),
             (call.suffix_ids, call.prefix),
         ):
-            if need > first:
-                parts.append(part[: need - first])
-                need = first
-        begin = need
+            if missing_end > first_position:
+                parts.append(ids[: missing_end - first_position])
+                missing_end = first_position
+        begin = missing_end
     joined = np.concatenate(parts[::-1], dtype=np.int32)
     return joined[start - begin :]
 
@@ -257,21 +256,21 @@ def find_continued(
         spots: For each call, the place in the tree where its tokens end.
         members: Indexes of the calls to compare.
     """
-    ends: dict[int, list[int]] = {}
+    stops_by_path: dict[int, list[int]] = {}
     for position in members:
-        ends.setdefault(spots[position].path, []).append(spots[position].stop)
-    for stops in ends.values():
+        stops_by_path.setdefault(spots[position].path, []).append(spots[position].stop)
+    for stops in stops_by_path.values():
         stops.sort()
-    answer: dict[int, Spot | None] = {}
+    continued_ends: dict[int, Spot | None] = {}
     for position in members:
         path, limit = spots[position].path, spots[position].stop - calls[position].response_ids.size
-        answer[position] = None
-        while path > 0:
-            stops = ends.get(path, [])
-            nearest = bisect_right(stops, limit)
-            if nearest:
-                answer[position] = Spot(path, stops[nearest - 1])
+        continued_ends[position] = None
+        while path > 0:  # towards the root, until a member ends on the path within the prompt
+            stops = stops_by_path.get(path, [])
+            count = bisect_right(stops, limit)
+            if count:
+                continued_ends[position] = Spot(path, stops[count - 1])
                 break
             path, start = tree.parent(path)
             limit = min(limit, start)
-    return answer
+    return continued_ends

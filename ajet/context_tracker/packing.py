@@ -94,8 +94,8 @@ def pack(samples: Sequence[Sample], budget: int, *, share_prefixes: bool = True)
     free_tokens: list[int] = []
     for tree in trees:
         size, adapter = tree.ids.size, _find_adapter(samples, tree)
-        fits = (index for index, free in enumerate(free_tokens) if free >= size)
-        row = next((index for index in fits if _find_adapter(samples, rows[index][0]) == adapter), None)
+        fitting_rows = (index for index, free_count in enumerate(free_tokens) if free_count >= size)
+        row = next((index for index in fitting_rows if _find_adapter(samples, rows[index][0]) == adapter), None)
         if row is None:
             rows.append([])
             free_tokens.append(budget)
@@ -109,13 +109,15 @@ def placed(samples: Sequence[Sample], rows: Sequence[PackedRow], values: Sequenc
     """Return values of all rows as one array [T] per sample, with 0 at tokens that are no targets.
 
     Args:
+        samples: The samples given to `pack`.
+        rows: Its result.
         values: For each row, the values of its targets [K].
     """
     rows_of_values = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
-    for row, numbers in zip(rows, values, strict=True):
+    for row, row_values in zip(rows, values, strict=True):
         for index in np.unique(row.targets.sample).tolist():
-            mine = row.targets.sample == index
-            rows_of_values[index][row.targets.offset[mine]] = numbers[mine]
+            is_of_sample = row.targets.sample == index
+            rows_of_values[index][row.targets.offset[is_of_sample]] = row_values[is_of_sample]
     return rows_of_values
 
 
@@ -189,18 +191,27 @@ def _join_families(
     Returns:
         None if two trees cost less, or if they share no prefix.
     """
-    first, last, other = (samples[index].timeline for index in (tree[0], tree[-1], family[0]))
-    shared = count_shared(first.ids, other.ids) if first.adapter == other.adapter else 0
+    first_timeline, last_timeline, family_timeline = (
+        samples[index].timeline for index in (tree[0], tree[-1], family[0])
+    )
+    shared = (
+        count_shared(first_timeline.ids, family_timeline.ids)
+        if first_timeline.adapter == family_timeline.adapter
+        else 0
+    )
     if not shared:
         return None
-    both = tree + family
-    if last.ids.tobytes() <= other.ids.tobytes():  # the usual order: only the two neighbours share a prefix
-        together = size + own - count_shared(last.ids, other.ids)
+    members = tree + family
+    if (
+        last_timeline.ids.tobytes() <= family_timeline.ids.tobytes()
+    ):  # the usual order: only the two neighbours share a prefix
+        joined_tokens = size + own - count_shared(last_timeline.ids, family_timeline.ids)
     else:
-        both = _sort_by_tokens(samples, both)
-        together = _count_tree_tokens(samples, both)
-    pays = together <= SMALL and shared * PAIRS >= size * own
-    return (both, together) if together <= budget and (pays or shared >= LONG) else None
+        members = _sort_by_tokens(samples, members)
+        joined_tokens = _count_tree_tokens(samples, members)
+    # The shared tokens' linear layers must save more than the pairs of tokens of both trees cost in one dense mask.
+    saves_time = joined_tokens <= SMALL and shared * PAIRS >= size * own
+    return (members, joined_tokens) if joined_tokens <= budget and (saves_time or shared >= LONG) else None
 
 
 def _sort_by_tokens(samples: Sequence[Sample], members: list[int]) -> list[int]:
@@ -211,7 +222,9 @@ def _sort_by_tokens(samples: Sequence[Sample], members: list[int]) -> list[int]:
 def _count_tree_tokens(samples: Sequence[Sample], members: Sequence[int]) -> int:
     """Return the number of tokens of a tree of sorted members."""
     ids = [samples[index].timeline.ids for index in members]
-    return sum(each.size for each in ids) - sum(count_shared(a, b) for a, b in zip(ids, ids[1:], strict=False))
+    return sum(sample_ids.size for sample_ids in ids) - sum(
+        count_shared(left, right) for left, right in zip(ids, ids[1:], strict=False)
+    )
 
 
 def _iterate_group_families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
@@ -223,12 +236,13 @@ def _iterate_group_families(samples: Sequence[Sample], budget: int, share: bool)
     for members in groups.values():
         ordered = _sort_by_tokens(samples, members)
         ids = [samples[index].timeline.ids for index in ordered]
-        shared = [0, *(count_shared(a, b) if share else 0 for a, b in zip(ids, ids[1:], strict=False))]
-        opens = [*(at for at, size in enumerate(shared) if not size), len(ordered)]
-        for start, stop in zip(opens, opens[1:], strict=False):
-            sizes = [each.size for each in ids[start:stop]]
+        shared = [0, *(count_shared(left, right) if share else 0 for left, right in zip(ids, ids[1:], strict=False))]
+        # A family ends where two neighbours share no token.
+        family_starts = [*(position for position, size in enumerate(shared) if not size), len(ordered)]
+        for start, stop in zip(family_starts, family_starts[1:], strict=False):
+            sizes = [sample_ids.size for sample_ids in ids[start:stop]]
             edges = [start + cut for cut in _cut_family(sizes, shared[start:stop], budget)]
-            yield from (ordered[a:b] for a, b in zip(edges, edges[1:], strict=False))
+            yield from (ordered[left:right] for left, right in zip(edges, edges[1:], strict=False))
 
 
 def _cut_family(sizes: Sequence[int], shared: Sequence[int], budget: int) -> list[int]:
@@ -243,7 +257,8 @@ def _cut_family(sizes: Sequence[int], shared: Sequence[int], budget: int) -> lis
     """
     if sum(sizes) - sum(shared) <= budget:
         return [0, len(sizes)]
-    least, edge = [0.0], [0]
+    # For the first `stop` samples: the least cost, and the first sample of the last part at this cost.
+    least_cost, part_start = [0.0], [0]
     for stop in range(1, len(sizes) + 1):
         best, tokens = (math.inf, 0), 0
         for start in range(stop - 1, -1, -1):
@@ -252,13 +267,13 @@ def _cut_family(sizes: Sequence[int], shared: Sequence[int], budget: int) -> lis
                 break
             # The cost of computing the shared prefix again: linear layers per token, and attention per pair of tokens.
             repeated = shared[start] * (1 + shared[start] / (2 * PAIRS))
-            if least[start] + repeated < best[0]:
-                best = (least[start] + repeated, start)
-        least.append(best[0])
-        edge.append(best[1])
+            if least_cost[start] + repeated < best[0]:
+                best = (least_cost[start] + repeated, start)
+        least_cost.append(best[0])
+        part_start.append(best[1])
     edges = [len(sizes)]
     while edges[-1]:
-        edges.append(edge[edges[-1]])
+        edges.append(part_start[edges[-1]])
     return edges[::-1]
 
 
@@ -266,31 +281,32 @@ def count_shared(left: Ids, right: Ids) -> int:
     """Return the number of leading tokens shared by both arrays."""
     size = min(left.size, right.size)
     differ = left[:size] != right[:size]
-    first = int(differ.argmax()) if size else 0
-    return first if size and differ[first] else size
+    first_difference = int(differ.argmax()) if size else 0
+    return first_difference if size and differ[first_difference] else size
 
 
 def _build_tree(samples: Sequence[Sample], members: list[int]) -> _SampleTree:
     """Build the tree of members sorted by their tokens."""
     paths: list[Indices] = []
     pieces: list[Ids] = []
-    before: list[Indices] = []
+    predecessors: list[Indices] = []
     size = 0
-    for number, index in enumerate(members):
+    for position, index in enumerate(members):
         ids = samples[index].timeline.ids
-        shared = count_shared(samples[members[number - 1]].timeline.ids, ids) if number else 0
-        fresh = np.arange(size, size + ids.size - shared, dtype=np.int64)
-        path = np.concatenate([paths[-1][:shared], fresh]) if number else fresh
+        shared = count_shared(samples[members[position - 1]].timeline.ids, ids) if position else 0
+        new_indices = np.arange(size, size + ids.size - shared, dtype=np.int64)
+        path = np.concatenate([paths[-1][:shared], new_indices]) if position else new_indices
         paths.append(path)
         pieces.append(ids[shared:])
-        before.append(np.concatenate([[-1], path])[shared : ids.size])
-        size += fresh.size
-    previous = np.concatenate(before).astype(np.int64)
-    followers = np.bincount(previous + 1, minlength=size + 1)
-    opens = (previous < 0) | (followers[previous + 1] > 1)
-    segment_of = np.cumsum(opens) - 1
-    first = previous[opens]
-    parents = np.where(first < 0, -1, segment_of[np.maximum(first, 0)])
+        predecessors.append(np.concatenate([[-1], path])[shared : ids.size])
+        size += new_indices.size
+    previous = np.concatenate(predecessors).astype(np.int64)
+    follower_counts = np.bincount(previous + 1, minlength=size + 1)
+    # A segment starts at the root, and at each token that follows a token with several followers.
+    starts_segment = (previous < 0) | (follower_counts[previous + 1] > 1)
+    segment_of = np.cumsum(starts_segment) - 1
+    segment_predecessors = previous[starts_segment]
+    parents = np.where(segment_predecessors < 0, -1, segment_of[np.maximum(segment_predecessors, 0)])
     positions = np.empty(size, np.int32)
     for path in paths:
         positions[path] = np.arange(path.size, dtype=np.int32)
@@ -313,7 +329,7 @@ def _build_row(samples: Sequence[Sample], grown: Sequence[_SampleTree]) -> Packe
             # A token is predicted at the token before it on the sample's path.
             targets.append((path[offset - 1] + start, token, np.full(offset.size, index, np.int64), offset))
         start = stop
-    columns = [np.concatenate([part[column] for part in targets]) for column in range(4)]
+    columns = [np.concatenate([target_columns[column] for target_columns in targets]) for column in range(4)]
     order = np.lexsort((columns[2], columns[0]))
     return PackedRow(
         np.concatenate([tree.ids for tree in grown]),

@@ -28,14 +28,14 @@ class RawPrompts:
         The longest beginning wins. Of several calls the agent's latest is returned, and None if no call fits.
         """
         calls_by_agent: dict[str, int] | None = None
-        begun: int | None = None
-        running, hashed = hashlib.blake2b(digest_size=16), 0
+        prompt_call: int | None = None
+        running_digest, hashed_chars = hashlib.blake2b(digest_size=16), 0
         for length in self._text_lengths[: bisect_right(self._text_lengths, len(prompt))]:
-            running.update(prompt[hashed:length].encode("utf-8", "surrogatepass"))
-            hashed = length
-            calls_by_agent = self._latest_call_of_text.get((length, running.digest()), calls_by_agent)
-            begun = self._first_call_of_prompt.get((length, running.digest()), begun)
-        return None if calls_by_agent is None else calls_by_agent.get(agent, max(calls_by_agent.values())), begun
+            running_digest.update(prompt[hashed_chars:length].encode("utf-8", "surrogatepass"))
+            hashed_chars = length
+            calls_by_agent = self._latest_call_of_text.get((length, running_digest.digest()), calls_by_agent)
+            prompt_call = self._first_call_of_prompt.get((length, running_digest.digest()), prompt_call)
+        return None if calls_by_agent is None else calls_by_agent.get(agent, max(calls_by_agent.values())), prompt_call
 
     def add_request(self, index: int, prompt: str) -> None:
         """Add the prompt of call `index`."""
@@ -51,9 +51,9 @@ class RawPrompts:
         by_agent[agent] = index
 
     def _add_length(self, text: str) -> tuple[int, bytes]:
-        """Return the length and digest of a text, and compare later prompts at this length."""
-        running = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
+        """Return the length and digest of a text, and note the length: later prompts are compared at it."""
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
         index = bisect_right(self._text_lengths, len(text))
         if not index or self._text_lengths[index - 1] != len(text):
             insort(self._text_lengths, len(text))
-        return len(text), running.digest()
+        return len(text), digest.digest()

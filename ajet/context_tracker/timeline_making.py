@@ -64,16 +64,20 @@ def timelines(
     # One piece of memory for all arrays. np.zeros would also write the rest of the huge pages.
     total = sum(spots[chain[-1]].stop for chain in chains)
     memory = allocate_bytes(total, _EACH)
-    words, masks = memory[: 12 * total].view(np.float32), memory[12 * total :].view(np.bool_)
-    logprobs, units, versions = words[:total], words[total : 2 * total], words[2 * total :].view(np.int32)
-    words[: 2 * total].fill(0)
+    four_byte_values, masks = memory[: 12 * total].view(np.float32), memory[12 * total :].view(np.bool_)
+    logprobs, unit_logprobs, versions = (
+        four_byte_values[:total],
+        four_byte_values[total : 2 * total],
+        four_byte_values[2 * total :].view(np.int32),
+    )
+    four_byte_values[: 2 * total].fill(0)
     versions.fill(-1)
     masks.fill(False)
     made_timelines: list[Timeline] = []
     offset = 0
     for chain in chains:
         end = offset + spots[chain[-1]].stop
-        arrays = masks[offset:end], logprobs[offset:end], units[offset:end], versions[offset:end]
+        arrays = masks[offset:end], logprobs[offset:end], unit_logprobs[offset:end], versions[offset:end]
         made_timelines.append(_build_timeline(calls, tree, spots, chain, *arrays))
         offset = end
     return sorted(made_timelines, key=lambda timeline: timeline.leaf), untrained
@@ -97,43 +101,44 @@ def _cut_chains(
         spots: For each call, the place in `tree` where the call's tokens end.
         members: Indexes of the calls that may be joined.
     """
-    before = find_continued(calls, tree, spots, members)
-    if not any(before.values()):
+    continued_spots = find_continued(calls, tree, spots, members)
+    if not any(continued_spots.values()):
         return [[index] for index in members]
     ending: dict[Spot, list[int]] = {}
     following: dict[Spot, list[int]] = {}
     for index in members:
         ending.setdefault(spots[index], []).append(index)
-        earlier = before[index]
-        if earlier is not None:
-            following.setdefault(earlier, []).append(index)
+        continued_spot = continued_spots[index]
+        if continued_spot is not None:
+            following.setdefault(continued_spot, []).append(index)
 
-    heir: dict[int, int] = {}
-    reach: dict[int, int] = {}
-    digests = _Digests(calls, tree, spots, before, heir)
+    next_call_of: dict[int, int] = {}  # a call -> the call that continues it in its chain
+    timeline_length: dict[int, int] = {}  # a call -> the tokens of the longest timeline that it can be part of
+    digests = _Digests(calls, tree, spots, continued_spots, next_call_of)
     for spot in sorted(ending, key=lambda spot: spot.stop, reverse=True):
         owners, candidates = ending[spot], following.get(spot, [])
         if len(owners) > 1:
             owners.sort(key=digests.digest_call)
         if len(candidates) > 1:
-            longest = sorted((reach[candidate] for candidate in candidates), reverse=True)
-            if len(set(longest)) == len(longest):
-                candidates.sort(key=reach.__getitem__, reverse=True)
+            lengths = sorted((timeline_length[candidate] for candidate in candidates), reverse=True)
+            if len(set(lengths)) == len(lengths):
+                candidates.sort(key=timeline_length.__getitem__, reverse=True)
             else:
-                candidates.sort(key=lambda candidate: (-reach[candidate], digests.digest_chain(candidate)))
+                candidates.sort(key=lambda candidate: (-timeline_length[candidate], digests.digest_chain(candidate)))
         for owner, candidate in zip(owners, candidates, strict=False):
-            heir[owner] = candidate
+            next_call_of[owner] = candidate
         for owner in owners:
-            reach[owner] = reach[heir[owner]] if owner in heir else spot.stop
+            timeline_length[owner] = timeline_length[next_call_of[owner]] if owner in next_call_of else spot.stop
 
-    inherited = set(heir.values())
+    # A chain begins with a call that continues no other call in its chain.
+    continuing_calls = set(next_call_of.values())
     chains = []
     for index in members:
-        if index in inherited:
+        if index in continuing_calls:
             continue
         chain = [index]
-        while chain[-1] in heir:
-            chain.append(heir[chain[-1]])
+        while chain[-1] in next_call_of:
+            chain.append(next_call_of[chain[-1]])
         chains.append(chain)
     return chains
 
@@ -175,17 +180,17 @@ class _Digests:
         chain = [index]
         while chain[-1] not in self._digest_of_call and chain[-1] in self._heir_of:
             chain.append(self._heir_of[chain[-1]])
-        rest = b""
+        continuation_digest = b""
         for member in reversed(chain):
             if member not in self._digest_of_call:
-                earlier = self._parent_of[member]
-                ids = self._tree.ids(self._spots[member], 0 if earlier is None else earlier.stop)
+                continued_spot = self._parent_of[member]
+                ids = self._tree.ids(self._spots[member], 0 if continued_spot is None else continued_spot.stop)
                 hashed = hashlib.blake2b(self.digest_call(member), digest_size=16)
                 hashed.update(ids.data)
-                hashed.update(rest)
+                hashed.update(continuation_digest)
                 self._digest_of_call[member] = hashed.digest()
-            rest = self._digest_of_call[member]
-        return rest
+            continuation_digest = self._digest_of_call[member]
+        return continuation_digest
 
 
 def _build_timeline(
@@ -236,7 +241,7 @@ def cut_over_length(timelines: Sequence[Timeline], max_tokens: int) -> tuple[lis
         if timeline.ids.size <= max_tokens:
             remaining.append(timeline)
             continue
-        short = replace(
+        cut_timeline = replace(
             timeline,
             ids=timeline.ids[:max_tokens],
             mask=timeline.mask[:max_tokens],
@@ -249,9 +254,9 @@ def cut_over_length(timelines: Sequence[Timeline], max_tokens: int) -> tuple[lis
                 if span.start < max_tokens
             ),
         )
-        untrained["over_length"] += timeline.sampled - short.sampled
-        if short.spans:
-            remaining.append(short)
+        untrained["over_length"] += timeline.sampled - cut_timeline.sampled
+        if cut_timeline.spans:
+            remaining.append(cut_timeline)
     return remaining, untrained
 
 
