@@ -54,7 +54,7 @@ def episode_metrics(
         f"{prefix}/scored": len(scored),
         f"{prefix}/failed": sum(episode.status == "failed" for episode in episodes),
         f"{prefix}/aborted": sum(episode.status == "aborted" for episode in episodes),
-        f"{prefix}/no_score": sum(e.status == "completed" and e.reward is None for e in episodes),
+        f"{prefix}/no_score": sum(episode.status == "completed" and episode.reward is None for episode in episodes),
         f"{prefix}/calls": len(calls),
         f"{prefix}/sampled_tokens": sum(episode.sampled_tokens for episode in episodes),
         f"{prefix}/forks": sum(call.fork is not None for call in calls),
@@ -68,15 +68,15 @@ def episode_metrics(
         metrics[f"{prefix}/left_out"] = len(episodes) - len(counted)
     if _knows_success(counted):
         metrics[f"{prefix}/success_rate"] = fmean(episode.succeeded for episode in counted)
-    for boundary, count in Counter(e.failure.boundary for e in episodes if e.failure).items():
+    for boundary, count in Counter(episode.failure.boundary for episode in episodes if episode.failure).items():
         metrics[f"{prefix}/failed/{boundary}"] = count
     if cut_replies := sum(call.is_cut for call in calls):
         metrics[f"{prefix}/cut_replies"] = cut_replies
     for fork, count in Counter(call.fork for call in calls if call.fork).items():
         metrics[f"{prefix}/fork_rate/{fork}"] = count / len(calls)
-    for check, count in Counter(check for e in episodes for check in e.checks).items():
+    for check, count in Counter(check for episode in episodes for check in episode.checks).items():
         metrics[f"{prefix}/checks/{check}"] = count
-    untrained = (e.untrained_with((outcomes or {}).get(e.uuid, NO_OUTCOME)) for e in episodes)
+    untrained = (episode.untrained_with((outcomes or {}).get(episode.uuid, NO_OUTCOME)) for episode in episodes)
     for reason, count in sum(untrained, Counter[str]()).items():
         metrics[f"{prefix}/untrained/{reason}"] = count
     metrics.update(_scorer_metrics(episodes, prefix))
@@ -99,9 +99,9 @@ def _scorer_metrics(episodes: Sequence[Episode], prefix: str) -> dict[str, float
 
 
 def _knows_success(counted: Sequence[Episode]) -> bool:
-    """Return True if at least one episode was judged for success, or all episodes failed."""
-    judged = any(e.verdict is not None and e.verdict.success is not None for e in counted)
-    return judged or (bool(counted) and all(e.failure is not None for e in counted))
+    """Return True if a success rate has a meaning: an episode was judged for success, or all episodes failed."""
+    judged = any(episode.verdict is not None and episode.verdict.success is not None for episode in counted)
+    return judged or (bool(counted) and all(episode.failure is not None for episode in counted))
 
 
 def pass_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
@@ -110,11 +110,14 @@ def pass_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
     n is the largest number of counted attempts at a task. Only tasks with n counted attempts enter: fewer attempts
     would lower pass@n and raise all@n.
     """
-    rows = _list_successes(groups)
-    n = len(rows[0]) if rows else 0
+    successes_by_task = _list_successes(groups)
+    n = len(successes_by_task[0]) if successes_by_task else 0
     if n < 2:
         return {}
-    return {f"{prefix}/pass@{n}": fmean(map(any, rows)), f"{prefix}/all@{n}": fmean(map(all, rows))}
+    return {
+        f"{prefix}/pass@{n}": fmean(map(any, successes_by_task)),
+        f"{prefix}/all@{n}": fmean(map(all, successes_by_task)),
+    }
 
 
 def _list_successes(groups: Sequence[Group]) -> list[list[bool]]:
@@ -122,9 +125,9 @@ def _list_successes(groups: Sequence[Group]) -> list[list[bool]]:
 
     Tasks with fewer counted attempts than the task with most are omitted.
     """
-    rows = [[e.succeeded for e in group.episodes if not e.left_out] for group in groups]
-    longest = max(map(len, rows), default=0)
-    return [row for row in rows if len(row) == longest > 0]
+    successes_by_task = [[episode.succeeded for episode in group.episodes if not episode.left_out] for group in groups]
+    longest = max(map(len, successes_by_task), default=0)
+    return [successes for successes in successes_by_task if len(successes) == longest > 0]
 
 
 def interval_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
@@ -133,14 +136,14 @@ def interval_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
     The sample size is the number of tasks: attempts at the same task are not independent.
     """
     metrics: dict[str, float] = {}
-    counted = [e for e in list_episodes(groups) if not e.left_out]
-    tasks = sum(any(not e.left_out for e in group.episodes) for group in groups)
+    counted = [episode for episode in list_episodes(groups) if not episode.left_out]
+    tasks = sum(any(not episode.left_out for episode in group.episodes) for group in groups)
     if _knows_success(counted):
         low, high = wilson(fmean(episode.succeeded for episode in counted), tasks)
         metrics[f"{prefix}/success_low"], metrics[f"{prefix}/success_high"] = low, high
     for name, rate in pass_metrics(groups, prefix).items():
         metrics[f"{name}_low"], metrics[f"{name}_high"] = wilson(rate, len(_list_successes(groups)))
-    means = [fmean(e.reward or 0.0 for e in group.scored) for group in groups if group.scored]
+    means = [fmean(episode.reward or 0.0 for episode in group.scored) for group in groups if group.scored]
     error = half_width(means)
     if error is not None:
         metrics[f"{prefix}/reward_error"] = error
@@ -167,11 +170,11 @@ def measurement_of(groups: Sequence[Group]) -> Measurement:
     """Return the rewards of a validation in the form that is compared with other validations."""
     attempts: dict[str, tuple[float | None, ...]] = {}
     for group in groups:
-        rewards = [e.reward if e.scored else None for e in group.episodes if not e.left_out]
+        rewards = [episode.reward if episode.scored else None for episode in group.episodes if not episode.left_out]
         if rewards:
             attempts[group.task.task_id] = (*attempts.get(group.task.task_id, ()), *rewards)
     episodes = list_episodes(groups)
-    return Measurement(attempts, sum(e.left_out for e in episodes) / max(1, len(episodes)))
+    return Measurement(attempts, sum(episode.left_out for episode in episodes) / max(1, len(episodes)))
 
 
 LEAST = 8
@@ -189,26 +192,27 @@ def judge_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float]:
     metrics = {
         f"{prefix}/judge/{name}": sum(values) if name in SUMMED else fmean(values) for name, values in reported.items()
     }
-    lengths = [
+    length_pairs = [
         (float(verdict.details["answer_chars"]), verdict.reward)
         for verdict in verdicts
         if verdict.reward is not None and isinstance(verdict.details.get("answer_chars"), int)
     ]
-    places = [
+    position_pairs = [
         (-float(rank), float(true_rank))
         for verdict in verdicts
         for ranking in [verdict.details.get("ranking")]
         if isinstance(ranking, dict)
         for rank, true_rank in zip(ranking.get("shown", ()), ranking.get("places", ()), strict=False)
     ]
-    if (bias := correlate(lengths)) is not None:
+    if (bias := correlate(length_pairs)) is not None:
         metrics[f"{prefix}/judge/length_bias"] = bias
-    if (bias := correlate(places)) is not None:
+    if (bias := correlate(position_pairs)) is not None:
         metrics[f"{prefix}/judge/position_bias"] = bias
     return metrics
 
 
 def _collect_values(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return the values of all mappings by name."""
     values: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():

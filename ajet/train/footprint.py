@@ -82,37 +82,39 @@ def estimate_footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, con
     trainer, rollout, data = settings.trainer_common, settings.rollout, settings.data
     width, rank = 4 if wide else 2, trainer.lora.total_rank
     trained = count_trained_weights(size, settings)
-    low = 0 if wide else 2 * trained
-    longest = min(count_longest_sample(settings), context or 1 << 30)
+    low_halves = 0 if wide else 2 * trained
+    longest_sample = min(count_longest_sample(settings), context or 1 << 30)
     episodes = data.train_batch_size * rollout.num_repeat
-    tokens = max(longest, min(trainer.micro_batch_tokens, longest * episodes))
+    tokens = max(longest_sample, min(trainer.micro_batch_tokens, longest_sample * episodes))
     needs_reference = trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward
-    moves = trainer.mini_batch_num * max(1, len(trainer.lora.adapters))
-    copies = (MOMENTS + width) * trained + low if moves > 1 else 0
+    optimizer_steps = trainer.mini_batch_num * max(1, len(trainer.lora.adapters))
+    copies = (MOMENTS + width) * trained + low_halves if optimizer_steps > 1 else 0
     algorithm = find_part("algorithm", trainer.algorithm.adv_estimator)
     hidden_states = 0
     if algorithm is not None and "critic" in load_code(algorithm.code).needs and trainer.algorithm.critic.epochs > 1:
-        replies = min(data.max_response_length, longest) * episodes
+        replies = min(data.max_response_length, longest_sample) * episodes
         hidden_states = width * size.hidden * math.ceil(replies / trainer.mini_batch_num)
     activations = estimate_activations(size, settings, tokens, width=width)
-    cache = estimate_cache(size, width=width) * longest * rollout.max_num_seqs
-    own_cache = rollout.vllm.cache_gib if rollout.engine == "vllm" else None
-    sampler = PROGRAM + width * size.parameters + (int(own_cache * GIB) if own_cache else cache)
+    cache = estimate_cache(size, width=width) * longest_sample * rollout.max_num_seqs
+    vllm_cache_gib = rollout.vllm.cache_gib if rollout.engine == "vllm" else None
+    sampler = PROGRAM + width * size.parameters + (int(vllm_cache_gib * GIB) if vllm_cache_gib else cache)
     return Footprint(
-        weights=width * size.parameters + low + (width * trained if rank else 0),
+        weights=width * size.parameters + low_halves + (width * trained if rank else 0),
         moments=MOMENTS * trained,
         reference=width * size.parameters if needs_reference and not rank else 0,
         cache=cache,
         update=4 * trained + activations + LOGITS + copies + hidden_states,
         longest=tokens,
-        longest_sample=longest,
-        flops=6.0 * size.parameters * tokens + 12.0 * size.layers * size.hidden * tokens * longest,
-        checkpoint=width * size.parameters + (width + MOMENTS) * trained + low,
+        longest_sample=longest_sample,
+        # Per token: 6 operations for each weight (2 forward, 4 backward), and attention to all tokens before it.
+        flops=6.0 * size.parameters * tokens + 12.0 * size.layers * size.hidden * tokens * longest_sample,
+        checkpoint=width * size.parameters + (width + MOMENTS) * trained + low_halves,
         sampler=sampler if trainer.mode == "async" else 0,
     )
 
 
 def count_trained_weights(size: ModelSize, settings: AjetConfig) -> int:
+    """Return the number of weights that the optimizer changes: those of the adapters with LoRA, otherwise all."""
     rank = settings.trainer_common.lora.total_rank
     return rank * size.adapted if rank else size.parameters
 
@@ -129,10 +131,11 @@ def estimate_cache(size: ModelSize, *, width: int) -> int:
 
 def estimate_activations(size: ModelSize, settings: AjetConfig, tokens: int, *, width: int) -> int:
     """Return the bytes of activations stored for the backward pass, with `width` bytes per number."""
-    row = width * (7 * size.hidden + 2 * size.kv_width + 5 * size.inner) + 8 * size.hidden  # the factors were measured
+    # For one token in one layer. The factors were measured.
+    layer_bytes = width * (7 * size.hidden + 2 * size.kv_width + 5 * size.inner) + 8 * size.hidden
     if settings.trainer_common.gradient_checkpointing:
-        return tokens * (row + width * size.hidden * size.layers)
-    return tokens * row * size.layers
+        return tokens * (layer_bytes + width * size.hidden * size.layers)
+    return tokens * layer_bytes * size.layers
 
 
 def estimate_checkpoint(size: ModelSize, settings: AjetConfig, *, wide: bool) -> int:
@@ -149,8 +152,8 @@ def count_checkpoints(settings: AjetConfig, *, validates: bool, steps: int | Non
     stored = trainer.max_checkpoints_to_keep + (trainer.keep_best and validates) + 1  # written before an older one goes
     if steps is None:
         return stored
-    every = 1 if trainer.mode == "async" else trainer.save_freq  # samplers get each step
-    return min(stored, max(math.ceil(steps / every) if every > 0 else 1, 1))
+    save_interval = 1 if trainer.mode == "async" else trainer.save_freq  # samplers get each step
+    return min(stored, max(math.ceil(steps / save_interval) if save_interval > 0 else 1, 1))
 
 
 class Disk(NamedTuple):
@@ -169,6 +172,7 @@ def find_disks(experiment: Experiment) -> list[Disk]:
 
 
 def _find_disk(wanted: Path) -> Disk:
+    """Return the disk on which a file or folder would be created, with its free bytes."""
     folder = next(path for path in (wanted, *wanted.parents) if path.exists())
     refused = ""
     if not folder.is_dir():
@@ -278,15 +282,15 @@ def render_with_tools(
     if agent is None or tools is None:
         return None
     renderer, messages = make_renderer(experiment.ajet, tokenizer), agent.opening(experiment.config, task)
-    prompt, bare = renderer.render(messages, tools), renderer.render(messages)
+    prompt, prompt_without_tools = renderer.render(messages, tools), renderer.render(messages)
     names = [tool["function"]["name"] for tool in tools]
-    tokens = len(prompt.ids) - len(bare.ids)
+    tokens = len(prompt.ids) - len(prompt_without_tools.ids)
     limit = experiment.ajet.rollout.max_model_len - REPLY
     if len(prompt.ids) > limit:
         tool_list = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
         raise UserError(
             f"The tools do not fit into the prompt: {len(names)} tools take {tokens} tokens, but the prompt has "
-            f"room for {limit}, of which the first task and the system prompt take {len(bare.ids)}.",
+            f"room for {limit}, of which the first task and the system prompt take {len(prompt_without_tools.ids)}.",
             where="ajet.rollout.max_model_len",
             expected=f"more than {len(prompt.ids) + REPLY}, or fewer tools; the tools are {tool_list}",
             do="raise it, or use fewer tools (`tools:` in the environment's file, or fewer servers)",
@@ -310,8 +314,8 @@ def rehearse_update(experiment: Experiment, backbone: Backbone) -> None:
         logger.info("no trial update before step 1: {}", reason)
         return
     logger.info("trial update before step 1: a pass over {:,} tokens (--no-rehearsal skips it)", needs.local.longest)
-    done = backbone.rehearse(list_longest_samples(needs.local, experiment.ajet))
-    seconds, peak = format_seconds(done.seconds), format_bytes(done.peak)
+    rehearsal = backbone.rehearse(list_longest_samples(needs.local, experiment.ajet))
+    seconds, peak = format_seconds(rehearsal.seconds), format_bytes(rehearsal.peak)
     logger.info("the trial update took {}, and at most {} of memory", seconds, peak)
 
 

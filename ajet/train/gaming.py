@@ -41,10 +41,12 @@ class GamingWatch:
         """Add the episodes of a recorded step. Every few steps, check the run and warn if an alarm fires."""
         self._steps[step] = _take_glimpses(episodes, step)
         watched = _first_and_last(sorted(self._steps))
-        self._steps = {each: self._steps[each] for each in watched}
+        self._steps = {watched_step: self._steps[watched_step] for watched_step in watched}
         if step % EVERY:
             return
-        alarm = detect_gaming(self._run.metrics.rows(), [glimpse for each in self._steps.values() for glimpse in each])
+        alarm = detect_gaming(
+            self._run.metrics.rows(), [glimpse for watched_step in self._steps.values() for glimpse in watched_step]
+        )
         if alarm is not None or self._has_fired:
             self._run.status.set(**{GAMED: None if alarm is None else as_status(alarm)})
         if alarm is not None and not self._has_fired:
@@ -58,22 +60,27 @@ class GamingWatch:
 
 def as_status(alarm: GamingAlarm) -> dict[str, Any]:
     """Return the alarm as JSON values for `status.json`."""
-    suspects = [{"uuid": e.uuid, "step": e.step, "task": e.task, "repeat": e.repeat} for e in alarm.suspects]
+    suspects = [
+        {"uuid": suspect.uuid, "step": suspect.step, "task": suspect.task, "repeat": suspect.repeat}
+        for suspect in alarm.suspects
+    ]
     return {"step": alarm.step, "text": alarm.text, "episodes": suspects}
 
 
 def describe_alarm(status: dict[str, Any], run: str) -> list[str]:
     """Return lines on the alarm, with commands to show the episodes."""
     lines = [f"After step {status['step']}, {status['text']}. Check these episodes:"]
-    for each in status["episodes"]:
-        command = format_command("episodes", run, "--episode", each["uuid"])
-        lines.append(f"  {command}  (step {each['step']}, task {each['task']}, attempt {each['repeat']})")
+    for episode in status["episodes"]:
+        command = format_command("episodes", run, "--episode", episode["uuid"])
+        lines.append(f"  {command}  (step {episode['step']}, task {episode['task']}, attempt {episode['repeat']})")
     return lines
 
 
 def _first_and_last(steps: list[int]) -> list[int]:
+    """Return the first and the last WINDOW steps: those compared by the alarm."""
     return steps if len(steps) <= 2 * WINDOW else [*steps[:WINDOW], *steps[-WINDOW:]]
 
 
 def _take_glimpses(episodes: Iterable[Episode], step: int) -> list[EpisodeSummary]:
+    """Return the summaries of a step's episodes. Episodes without a summary are left out."""
     return [glimpse for episode in episodes if (glimpse := EpisodeSummary.of(episode, step)) is not None]

@@ -85,7 +85,7 @@ class Interrupts:
             yield self
             return
         numbers = (signal.SIGINT, signal.SIGTERM, *HANGUP)
-        earlier = {
+        earlier_handlers = {
             number: signal.signal(number, self.handle_signal) for number in numbers if not ignores_hangup(number)
         }
         self._earlier_hook, sys.unraisablehook = sys.unraisablehook, self._resend_unraisable
@@ -95,7 +95,7 @@ class Interrupts:
         finally:
             INTERRUPT_RAISER.reset(token)
             sys.unraisablehook = self._earlier_hook
-            for number, handler in earlier.items():
+            for number, handler in earlier_handlers.items():
                 signal.signal(number, handler)
 
     @contextmanager
@@ -159,6 +159,7 @@ class Interrupts:
         return self._make_interrupt(pending or KeyboardInterrupt)
 
     def _make_interrupt(self, kind: type[KeyboardInterrupt]) -> KeyboardInterrupt:
+        """Return an interrupt to raise. After a second Ctrl-C its message says that ajet ended at once."""
         return kind(_SECOND) if self._ctrl_c_count > 1 and kind is KeyboardInterrupt else kind()
 
     def _end_wait(self) -> bool:
@@ -190,7 +191,11 @@ class Interrupts:
             _send_to_main(signal.SIGTERM if self._raised_interrupt is Preempted else signal.SIGINT)
 
     def handle_signal(self, number: int, frame: FrameType | None) -> None:
-        """Defer the interrupt, let it wait in a grace period, or raise it, as the module describes."""
+        """Handle SIGINT, SIGTERM or SIGHUP.
+
+        A first interrupt waits for the end of a `defer` block, and a first SIGTERM also within a grace period. Any
+        other interrupt is raised here.
+        """
         kind = KeyboardInterrupt if number == signal.SIGINT else Preempted
         if kind is KeyboardInterrupt and not self._is_resent:
             self._ctrl_c_count += 1
@@ -256,6 +261,7 @@ def _count_down(over: threading.Event, seconds: float, may_complete: Callable[[]
 
 
 def _send_to_main(number: signal.Signals) -> None:
+    """Send a signal to the main thread, which alone runs signal handlers."""
     main = threading.main_thread()
     if main.ident is not None and main.is_alive():
         signal.pthread_kill(main.ident, number)

@@ -122,13 +122,13 @@ def paused_collection() -> Iterator[None]:
     creates half a million permanent objects: the searches took a sixth of the CPU time of a start.
     """
     global _is_paused
-    before = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
-    _is_paused = _is_paused or before
+    _is_paused = _is_paused or was_enabled
     try:
         yield
     finally:
-        if before:
+        if was_enabled:
             _is_paused = False
             gc.enable()
 

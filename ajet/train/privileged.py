@@ -44,17 +44,21 @@ def make_privileged_scorer(backbone: Backbone, groups: Sequence[Group], settings
     }
 
     def score(samples: list[Sample]) -> tuple[list[Floats], list[Floats]]:
-        hinted = [prepend_context(sample, contexts[sample.episode]) for sample in samples]
+        """Return the logprobs [T] of each sample by the policy, and by the policy with the answer in its context."""
+        hinted_samples = [prepend_context(sample, contexts[sample.episode]) for sample in samples]
         tokens, temperature = settings.trainer_common.micro_batch_tokens, settings.rollout.temperature
         with backbone.scorer() as scorer:
-            own = score_samples(scorer, samples, tokens=tokens, temperature=temperature)
-            hinted_rows = score_samples(scorer, hinted, tokens=tokens, temperature=temperature)
-        return own, [row[contexts[sample.episode].size :] for row, sample in zip(hinted_rows, samples, strict=True)]
+            policy_rows = score_samples(scorer, samples, tokens=tokens, temperature=temperature)
+            hinted_rows = score_samples(scorer, hinted_samples, tokens=tokens, temperature=temperature)
+        return policy_rows, [
+            row[contexts[sample.episode].size :] for row, sample in zip(hinted_rows, samples, strict=True)
+        ]
 
     return score
 
 
 def _encode_answer(task: Task, renderer: Renderer, settings: AjetConfig) -> Ids:
+    """Return the ids of a system message with the task's answer. Raises UserError if there is none or it is refused."""
     teacher = settings.trainer_common.algorithm.teacher
     answer = task.metadata.get(teacher.field)
     if answer is None:

@@ -121,17 +121,19 @@ def review_tasks(
         return
     trainer, batch = experiment.ajet.trainer_common, experiment.ajet.data.train_batch_size
     if batch > train:
-        least, most = batch // train, -(-batch // train)
-        times = f"{least} times" if least == most else f"{least} or {most} times"
+        fewest_times, most_times = batch // train, -(-batch // train)
+        times = f"{fewest_times} times" if fewest_times == most_times else f"{fewest_times} or {most_times} times"
         yield PlanRemark(
             "data.train_batch_size",
             f"a step has {counted(batch, 'task')}, but the data have only {train}: each task runs {times} within "
             f"one step, with {experiment.ajet.rollout.num_repeat} attempts each time",
             f"at most {train}",
         )
-    users, idle = list_user_layers(experiment.layers), experiment.backbone.idle
+    user_layers, idle = list_user_layers(experiment.layers), experiment.backbone.idle
     for name in () if validates else ("val_before_train", "test_freq"):
-        is_set = find_last_layer(("ajet", "trainer_common", name), users) is not None and getattr(trainer, name) > 0
+        is_set = (
+            find_last_layer(("ajet", "trainer_common", name), user_layers) is not None and getattr(trainer, name) > 0
+        )
         if is_set and f"trainer_common.{name}" not in idle:
             yield PlanRemark(
                 f"trainer_common.{name}",

@@ -94,17 +94,18 @@ class TrainingSession:
             self.last_validation = dict(run.resumed.state.get("validation", {}))
             self.validated_step = run.resumed.state.get("validated", self.step)
             self.leftover_orders = [int(order) for order in run.resumed.state.get("left", ())]
-            counted = run.recovery(
+            recovery_text = run.recovery(
                 self.store.begun(),
                 self.leftover_orders,
                 dead=[letter.order for letter in list_dead_letters(self.store)],
             )
-            logger.info("resumed after step {} from {}{}", self.step, run.resumed.path, counted)
+            logger.info("resumed after step {} from {}{}", self.step, run.resumed.path, recovery_text)
         self._processor_before = used_processor_seconds()
         run.take_up()
 
     @property
     def trainer(self) -> TrainerConfig:
+        """The settings of `trainer_common`."""
         return self.experiment.ajet.trainer_common
 
     @property
@@ -235,8 +236,8 @@ class TrainingSession:
 
     def _measure_processor(self) -> float:
         """Return the processor seconds used since the last step was recorded."""
-        before, self._processor_before = self._processor_before, used_processor_seconds()
-        return self._processor_before - before
+        seconds_before, self._processor_before = self._processor_before, used_processor_seconds()
+        return self._processor_before - seconds_before
 
     def show_depths(self, **more: int) -> None:
         """Show the number of unfinished groups in `ajet status`.
@@ -296,6 +297,7 @@ class TrainingSession:
 
     @property
     def _is_saved(self) -> bool:
+        """True if a checkpoint of the present step holds the present state."""
         return self.saved_step == self.step and not self.is_checkpoint_outdated
 
     def _describe_latest(self) -> str:
@@ -321,7 +323,7 @@ class TrainingSession:
         """
         orders = [
             *(group.order for group in step_groups.groups),
-            *(e.order for e in (*step_groups.single, *step_groups.held_out)),
+            *(episode.order for episode in (*step_groups.single, *step_groups.held_out)),
         ]
         if is_shared(self.store):
             retrainable: Collection[int] = step_groups.reuse.find_retrainable(step_groups.groups, outcomes)

@@ -108,27 +108,31 @@ class RunSink:
         log_formats(episodes, settings.context_tracker)
         check_tokens([*episodes, *unused], outcomes, trained.tokens)
         metrics = episode_metrics(episodes, "train", outcomes)
-        used = [episode for episode in episodes if outcomes.get(episode.uuid, NO_OUTCOME).discarded is None]
-        metrics |= compute_staleness_metrics(used, trained.version)
+        used_episodes = [episode for episode in episodes if outcomes.get(episode.uuid, NO_OUTCOME).discarded is None]
+        metrics |= compute_staleness_metrics(used_episodes, trained.version)
         metrics |= self.observers.metrics(episodes, step, trained.newest_version)
         metrics["train/trained_tokens"] = sum(trained.tokens.values())
         metrics |= trained.metrics
         run.episodes.write(step, "train", [*episodes, *unused], outcomes)
         self.show(step, metrics)
-        more: dict[str, Any] = {"waiting": sorted(trained.waiting)} if trained.waiting else {}
+        extra_fields: dict[str, Any] = {"waiting": sorted(trained.waiting)} if trained.waiting else {}
         if trained.retrained:
-            more["again"] = sorted(trained.retrained)
+            extra_fields["again"] = sorted(trained.retrained)
             metrics |= _count_retrained(trained)
             algorithm = settings.trainer_common.algorithm
-            more["bounds"] = {name: getattr(algorithm, name) for name in ("max_trained_count", "retrained_interval")}
+            extra_fields["bounds"] = {
+                name: getattr(algorithm, name) for name in ("max_trained_count", "retrained_interval")
+            }
         if trained.given_up:
-            more["given_up"] = {str(order): list(reasons) for order, reasons in sorted(trained.given_up.items())}
+            extra_fields["given_up"] = {
+                str(order): list(reasons) for order, reasons in sorted(trained.given_up.items())
+            }
         if trained.dead:
             metrics["train/given_up"] = trained.dead
         if trained.quarantined:
             metrics["train/quarantined"] = sum(trained.quarantined.values())
             metrics |= {f"train/quarantined/{kind}": count for kind, count in sorted(trained.quarantined.items())}
-        run.metrics.log(step, metrics, tasks=list(trained.tasks), discarded=list(trained.discarded), **more)
+        run.metrics.log(step, metrics, tasks=list(trained.tasks), discarded=list(trained.discarded), **extra_fields)
         assert self._gaming_watch is not None, "`begin` comes first"
         self._gaming_watch.look(episodes, step)
         return metrics
@@ -143,9 +147,9 @@ class RunSink:
             recorded: uuids of attempts recorded by an earlier process.
         """
         run, episodes = self.run, list_episodes(groups)
-        new = [episode for episode in episodes if episode.uuid not in recorded]
-        if new:
-            run.episodes.write(step, "validation", new)
+        new_episodes = [episode for episode in episodes if episode.uuid not in recorded]
+        if new_episodes:
+            run.episodes.write(step, "validation", new_episodes)
         judge = run.metrics.judge
         if recorded and run.judge_change == step:
             judge += " and the one before"  # an earlier process was interrupted in this validation
@@ -159,10 +163,14 @@ class RunSink:
                 MOST_LEFT_OUT,
             )
         self.show(step, metrics)
-        if failed := [episode.failure for episode in episodes if episode.failure and not episode.scored]:
-            often, count = Counter((each.boundary, each.kind, each.message) for each in failed).most_common(1)[0]
-            logger.warning("{} of {} held-out episodes failed because of the {}: {}: {}", count, len(episodes), *often)
-        if new or not any(row["step"] == step and "validation/tasks" in row for row in run.metrics.rows()):
+        if failures := [episode.failure for episode in episodes if episode.failure and not episode.scored]:
+            most_frequent, count = Counter(
+                (failure.boundary, failure.kind, failure.message) for failure in failures
+            ).most_common(1)[0]
+            logger.warning(
+                "{} of {} held-out episodes failed because of the {}: {}: {}", count, len(episodes), *most_frequent
+            )
+        if new_episodes or not any(row["step"] == step and "validation/tasks" in row for row in run.metrics.rows()):
             run.metrics.log(step, metrics, **({"judge": judge} if judge else {}))
         return metrics, measured
 
@@ -177,8 +185,10 @@ class RunSink:
 
 def _count_retrained(trained: TrainedStep) -> dict[str, float]:
     """Return how many groups, failures and forks of the step an earlier step has counted already."""
-    before = {*trained.retrained}
-    counted = episode_metrics(list_episodes(group for group in trained.groups if group.order in before), "train", {})
+    retrained_orders = {*trained.retrained}
+    counted = episode_metrics(
+        list_episodes(group for group in trained.groups if group.order in retrained_orders), "train", {}
+    )
     metrics: dict[str, float] = {
         "train/retrained": len(trained.retrained),
         "train/retrained_failed": counted["train/failed"],
@@ -198,7 +208,7 @@ def group_by_task(episodes: Sequence[Episode]) -> list[Group]:
     """Return a group per task for attempts that arrived separately, in order of arrival."""
     groups: list[Group] = []
     for episode in episodes:
-        group = next((each for each in groups if each.task == episode.task), None)
+        group = next((known_group for known_group in groups if known_group.task == episode.task), None)
         if group is None:
             group = Group(episode.task, len(groups), [])
             groups.append(group)

@@ -33,16 +33,16 @@ def play_validation(parts: RunParts, sink: RunSink, *, step: int) -> tuple[dict[
     started, run = time.monotonic(), sink.run
     tasks = list(enumerate(parts.tasks("validation")))
     repeats = choose_repeats(parts.experiment.ajet, "validation")
-    earlier = _read_recorded(run, tasks, step, repeats=repeats)
-    recorded = {(episode.order, episode.repeat) for episode in earlier}
+    earlier_episodes = _read_recorded(run, tasks, step, repeats=repeats)
+    recorded = {(episode.order, episode.repeat) for episode in earlier_episodes}
     run.status.set(phase="validation", step=step, **{TO_VALIDATE: len(tasks) * repeats - len(recorded)})
     played = list(parts.rollout.play(tasks, step=step, split="validation", finished=recorded))
-    groups = _merge_groups(tasks, played, earlier)
+    groups = _merge_groups(tasks, played, earlier_episodes)
     metrics, measured = sink.commit_validation(
         groups,
         step=step,
-        seconds=time.monotonic() - started + measure_span(earlier),
-        recorded={episode.uuid for episode in earlier},
+        seconds=time.monotonic() - started + measure_span(earlier_episodes),
+        recorded={episode.uuid for episode in earlier_episodes},
     )
     if step == 0:
         refuse_if_all_failed(list_episodes(groups), step)
@@ -68,10 +68,10 @@ def _merge_groups(
     tasks: Sequence[tuple[int, Task]], groups: Sequence[Group], earlier: Sequence[Episode]
 ) -> list[Group]:
     """Return one group per task, with the attempts played now and those recorded earlier."""
-    by_order = {group.order: group for group in groups}
+    group_by_order = {group.order: group for group in groups}
     for episode in earlier:
-        group = by_order.setdefault(episode.order, Group(episode.task, episode.order, []))
+        group = group_by_order.setdefault(episode.order, Group(episode.task, episode.order, []))
         group.episodes.append(episode)
-    for group in by_order.values():
+    for group in group_by_order.values():
         group.episodes.sort(key=lambda episode: episode.repeat)
-    return [by_order[order] for order, _ in tasks if order in by_order] if earlier else list(groups)
+    return [group_by_order[order] for order, _ in tasks if order in group_by_order] if earlier else list(groups)

@@ -70,8 +70,8 @@ class Lesson:
             ignore_tools: True if calls with different tool lists may share a timeline.
         """
         episodes = [
-            _make_episode(each, Identity(run, split, step, self.task, order, 0, repeat), ignore_tools)
-            for repeat, each in enumerate(self.conversations)
+            _make_episode(conversation, Identity(run, split, step, self.task, order, 0, repeat), ignore_tools)
+            for repeat, conversation in enumerate(self.conversations)
         ]
         return Group(self.task, order, episodes)
 
@@ -108,6 +108,7 @@ def use_record(episode: Episode) -> LessonConversation:
 
 
 def _mark_written(call: Call) -> Call:
+    """Return a call marked as written instead of sampled: without log-probabilities and policy versions."""
     zeros = np.zeros(call.response_ids.size, np.float32)
     written = replace(call.terms, written=True)
     return replace(call, logprobs=zeros, logprobs_unit=zeros, versions=(), terms=written)
@@ -115,7 +116,7 @@ def _mark_written(call: Call) -> Call:
 
 def _make_episode(given: LessonConversation, identity: Identity, ignore_tools: bool) -> Episode:
     """Return a conversation as an episode whose start and end is the time of the conversation."""
-    lines, untrained = timelines(given.calls, ignore_tools=ignore_tools)
+    episode_timelines, untrained = timelines(given.calls, ignore_tools=ignore_tools)
     return Episode(
         identity.uuid,
         identity.task,
@@ -130,7 +131,7 @@ def _make_episode(given: LessonConversation, identity: Identity, ignore_tools: b
         messages=given.messages,
         tools=given.tools,
         tool_uses=given.tool_uses,
-        timelines=lines,
+        timelines=episode_timelines,
         untrained=untrained,
         metadata={"learned_from": given.source} if given.source else {},
         started=given.at,
@@ -140,6 +141,13 @@ def _make_episode(given: LessonConversation, identity: Identity, ignore_tools: b
 
 
 def _tokenize_conversation(talk: RowConversation, renderer: Renderer, at: float) -> LessonConversation:
+    """Return a row's conversation with the exact tokens of each reply, in the context that an episode would give it.
+
+    Args:
+        talk: The conversation of the row.
+        renderer: The renderer for the conversation's day.
+        at: Time of the conversation, in seconds since the epoch.
+    """
     recorder = Recorder()
     messages = list(talk.messages)
     tools = list(talk.tools) or None
@@ -166,16 +174,16 @@ def _record_reply(
     """
     match = recorder.conversations.match(AGENT, history)
     messages = recorder.restore_replies(history, match.extends)
-    before: Rendered | None = None
+    earlier_prompt: Rendered | None = None
     prompt: Rendered | None = None
     fork = match.reason
     if match.extends is not None:
-        earlier = recorder.capture.calls[match.extends]
-        before = recorder.build_prompt(match.extends)
-        prompt = renderer.extend(before, earlier.response_ids, earlier.finish, messages, tools)
+        earlier_call = recorder.capture.calls[match.extends]
+        earlier_prompt = recorder.build_prompt(match.extends)
+        prompt = renderer.extend(earlier_prompt, earlier_call.response_ids, earlier_call.finish, messages, tools)
         if prompt is None:
-            before, fork = None, "template"
-    if prompt is None:
+            earlier_prompt, fork = None, "template"
+    if prompt is None:  # a fork, or the first reply
         prompt = renderer.render(messages, tools)
     ids, written = written_reply(renderer, prompt, messages, reply, tools)
     call = recorder.add(
@@ -186,16 +194,16 @@ def _record_reply(
         tools=tools,
         match=match,
         prompt=prompt,
-        parent=match.extends if before is not None else None,
-        earlier_prompt=before,
+        parent=match.extends if earlier_prompt is not None else None,
+        earlier_prompt=earlier_prompt,
         fork=fork,
     )
     call.response_ids = ids.astype(np.int32)
     call.logprobs = call.logprobs_unit = np.zeros(ids.size, np.float32)
     call.terms = Terms(written=True)
-    for tool_call, original in zip(written.get("tool_calls") or (), reply.get("tool_calls") or (), strict=True):
-        if original.get("id"):
-            tool_call["id"] = original["id"]
+    for tool_call, given_call in zip(written.get("tool_calls") or (), reply.get("tool_calls") or (), strict=True):
+        if given_call.get("id"):
+            tool_call["id"] = given_call["id"]
     finish = "tool_calls" if written.get("tool_calls") else "stop"
     text = renderer.decode(ids, after=prompt.ids)
     recorder.settle(call, finish, message=written, reply_text=text)  # type: ignore[arg-type]

@@ -74,13 +74,18 @@ def log_lessons(settings: AjetConfig, lessons: Sequence[Lesson], held_out: Seque
     passes = total * size / len(lessons)
     times = "once" if passes == 1 else f"{passes:.3g} times"
     logger.info("{}; {} of {}: each {}", "; ".join(parts), counted(total, "step"), size, times)
-    first = lessons[0].conversations[0]
-    replies = (first.messages[call.reply] for call in first.calls if call.trained and call.reply is not None)
+    first_conversation = lessons[0].conversations[0]
+    replies = (
+        first_conversation.messages[call.reply]
+        for call in first_conversation.calls
+        if call.trained and call.reply is not None
+    )
     if (reply := next(replies, None)) is not None:  # a recorded reply may be ids alone
         logger.info("the first reply to learn: {!r:.160}", extract_text(reply) or reply.get("tool_calls") or "")
 
 
 def _read_file_lessons(files: str | list[str], experiment: Experiment, renderer: Renderer, *, key: str) -> list[Lesson]:
+    """Return the lessons of files of rows, without those that are too long. Raises TaskError for an invalid row."""
     rows = read_files(files, experiment.base, pairs=experiment.ajet.sft.objective == "dpo", key=key)
     return _drop_long_lessons([make_lesson(row, renderer) for row in rows], experiment)
 
@@ -89,14 +94,14 @@ def _drop_long_lessons(lessons: list[Lesson], experiment: Experiment) -> list[Le
     """Return the lessons that fit `rollout.max_model_len`. Raises TaskError if none fits."""
     limit = experiment.ajet.rollout.max_model_len
     fitting: list[Lesson] = []
-    long: list[Lesson] = []
+    too_long: list[Lesson] = []
     for lesson in lessons:
-        (fitting if max(talk.tokens for talk in lesson.conversations) <= limit else long).append(lesson)
-    if not long:
+        (fitting if max(talk.tokens for talk in lesson.conversations) <= limit else too_long).append(lesson)
+    if not too_long:
         return fitting
-    places = ", ".join(lesson.where for lesson in long[:LEFT_OUT_SHOWN])
-    places += " …" if len(long) > LEFT_OUT_SHOWN else ""
-    text = f"{len(long)} of {counted(len(lessons), 'row')} are longer than rollout.max_model_len ({limit} tokens)"
+    places = ", ".join(lesson.where for lesson in too_long[:LEFT_OUT_SHOWN])
+    places += " …" if len(too_long) > LEFT_OUT_SHOWN else ""
+    text = f"{len(too_long)} of {counted(len(lessons), 'row')} are longer than rollout.max_model_len ({limit} tokens)"
     if not fitting:
         raise TaskError(f"No row is left to learn from: {text}.", where=places, do="set ajet.rollout.max_model_len")
     logger.warning("{} and are left out: {}", text, places)
@@ -117,13 +122,17 @@ def select_episodes(settings: SftConfig, root: Path) -> list[Lesson]:
     lessons: list[Lesson] = []
     for group in _read_groups(folder):
         for episodes in select(group, settings):
-            first = episodes[0]
-            task = first.task.model_copy(update={"task_id": f"{first.task.task_id}@{first.uuid}"})
-            lessons.append(Lesson(task, tuple(map(use_record, episodes)), f"episode {first.uuid}"))
+            first_episode = episodes[0]
+            task = first_episode.task.model_copy(
+                update={"task_id": f"{first_episode.task.task_id}@{first_episode.uuid}"}
+            )
+            lessons.append(Lesson(task, tuple(map(use_record, episodes)), f"episode {first_episode.uuid}"))
     if not lessons:
         required = "groups whose episodes have different rewards" if settings.objective == "dpo" else "scored episodes"
-        least = f", with a reward of at least {settings.min_reward:g}" if settings.min_reward is not None else ""
-        raise UserError("This run has no episodes to learn from.", where=str(folder), expected=f"{required}{least}")
+        reward_limit = f", with a reward of at least {settings.min_reward:g}" if settings.min_reward is not None else ""
+        raise UserError(
+            "This run has no episodes to learn from.", where=str(folder), expected=f"{required}{reward_limit}"
+        )
     return lessons
 
 
@@ -169,12 +178,20 @@ def _read_groups(folder: Path) -> Iterator[list[Episode]]:
 
 
 def _select_best(group: list[Episode], settings: SftConfig) -> list[tuple[Episode, ...]]:
-    least = settings.min_reward
-    best = group[: settings.best_of_group]
-    return [(episode,) for episode in best if least is None or (episode.reward or 0.0) >= least]
+    """Return the best episodes of a group, sorted by reward, each in a tuple of its own.
+
+    Episodes below `sft.min_reward` are left out.
+    """
+    min_reward = settings.min_reward
+    best_episodes = group[: settings.best_of_group]
+    return [(episode,) for episode in best_episodes if min_reward is None or (episode.reward or 0.0) >= min_reward]
 
 
 def _select_pair(group: list[Episode], settings: SftConfig) -> list[tuple[Episode, ...]]:
+    """Return the best and the worst episode of a group, sorted by reward, as a list of one pair.
+
+    The list is empty if their rewards are equal, or the best one's is below `sft.min_reward`.
+    """
     best, worst = group[0], group[-1]
     reward = best.reward or 0.0
     is_enough = settings.min_reward is None or reward >= settings.min_reward

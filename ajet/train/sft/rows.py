@@ -98,6 +98,9 @@ def _read_file(file: Path, pairs: bool, title: str) -> Iterator[LessonRow]:
 
 
 def _parse_conversation(row: Mapping[str, Any]) -> RowConversation:
+    """Return the conversation of a row: `messages`, or `prompt` as context and `completion` to learn. Raises
+    BadRowError.
+    """
     if "messages" in row:
         return _mark_learned(_parse_messages(row, "messages"), _parse_tools(row), 0)
     if "prompt" in row and "completion" in row:
@@ -124,8 +127,10 @@ def _parse_pair(row: Mapping[str, Any]) -> tuple[RowConversation, RowConversatio
 
 
 def _common_prefix(one: list[Message], other: list[Message]) -> list[Message]:
+    """Return the messages with which both conversations begin."""
     size = next(
-        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        (index for index, (left, right) in enumerate(zip(one, other, strict=False)) if left != right),
+        min(len(one), len(other)),
     )
     return one[:size]
 
@@ -136,7 +141,7 @@ def _mark_learned(messages: list[Message], tools: tuple[Message, ...], first: in
     Args:
         first: Index of the first message that may be learned. Replies before it are context.
     """
-    learned = {index for index, each in enumerate(messages) if each["role"] == "assistant" and index >= first}
+    learned = {index for index, message in enumerate(messages) if message["role"] == "assistant" and index >= first}
     learned -= {index for index in learned if not messages[index].get(WEIGHT, 1)}
     if not learned:
         raise BadRowError("it contains no reply of the assistant to learn")
@@ -145,10 +150,11 @@ def _mark_learned(messages: list[Message], tools: tuple[Message, ...], first: in
 
 
 def _parse_messages(row: Mapping[str, Any], name: str) -> list[Message]:
+    """Return the checked messages under a key of a row. Raises BadRowError."""
     messages = row[name]
     if not isinstance(messages, list) or not messages:
         raise BadRowError(f"`{name}` is {json_kind(messages)}, expected a list of messages")
-    return [_parse_message(each, f"{name}[{index}]") for index, each in enumerate(messages)]
+    return [_parse_message(message, f"{name}[{index}]") for index, message in enumerate(messages)]
 
 
 def _parse_message(message: Any, place: str) -> Message:
@@ -161,10 +167,10 @@ def _parse_message(message: Any, place: str) -> Message:
         role = message.get("role") if isinstance(message, dict) else message
         raise BadRowError(f"{place} has the role {role!r:.60}, expected one of {', '.join(ROLES)}")
     content, calls = message.get("content"), message.get("tool_calls")
-    blocks = isinstance(content, list) and all(
+    is_text_blocks = isinstance(content, list) and all(
         isinstance(block, dict) and isinstance(block.get("text"), str) for block in content
     )
-    if not isinstance(content, str | None) and not blocks:
+    if not isinstance(content, str | None) and not is_text_blocks:
         raise BadRowError(f"the content of {place} is {json_kind(content)}, expected text or blocks of text")
     if content is None and not calls:
         raise BadRowError(f"{place} is empty: it has neither content nor tool calls")

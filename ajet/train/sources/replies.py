@@ -49,10 +49,10 @@ class RepliesSource(Source):
         """Lease the next positions of the training order from the store, and return their examples as groups."""
         started, tasks = time.monotonic(), session.task_order
         settings, step = session.experiment.ajet, session.step + 1
-        ignores = settings.context_tracker.timeline_merging_policy.ignore_tools
+        ignore_tools = settings.context_tracker.timeline_merging_policy.ignore_tools
         groups = [
             self._lesson_of_task[tasks.task(lease.order).task_id].make_group(
-                session.run.run_id, step, lease.order, ignore_tools=ignores
+                session.run.run_id, step, lease.order, ignore_tools=ignore_tools
             )
             for lease in session.store.lease(settings.data.train_batch_size)
         ]
@@ -100,11 +100,14 @@ class LessonObjective:
         masks = [sample.timeline.mask for sample in samples]
         tokens = self._settings.trainer_common.micro_batch_tokens
         with self._backbone.scorer() as scorer:
-            rows = score_samples(scorer, samples, tokens=tokens, temperature=TEMPERATURE)
-        total = sum(-float(row[mask].sum(dtype=np.float64)) for row, mask in zip(rows, masks, strict=True))
+            logprob_rows = score_samples(scorer, samples, tokens=tokens, temperature=TEMPERATURE)
+        total = sum(
+            -float(logprobs_T[mask].sum(dtype=np.float64)) for logprobs_T, mask in zip(logprob_rows, masks, strict=True)
+        )
         return {"loss": total / max(1, sum(int(mask.sum()) for mask in masks))}
 
     def _score_twice(self, samples: list[Sample]) -> tuple[list[Floats], list[Floats]]:
+        """Return the logprobs [T] of each sample under the policy and under the reference model, at temperature 1."""
         tokens = self._settings.trainer_common.micro_batch_tokens
         return score_twice(self._backbone, samples, tokens=tokens, temperature=TEMPERATURE)
 

@@ -54,8 +54,10 @@ class RolloutSource(TaskReaderSource):
 def make_task_order(tasks: Sequence[Task], settings: AjetConfig) -> TaskOrder:
     """Return the training order of the tasks under the given settings."""
     data = settings.data
-    graded = data.curriculum.prefer is not None
-    curriculum = CurriculumSampler([task.task_id for task in tasks], data.curriculum, settings.seed) if graded else None
+    has_curriculum = data.curriculum.prefer is not None
+    curriculum = (
+        CurriculumSampler([task.task_id for task in tasks], data.curriculum, settings.seed) if has_curriculum else None
+    )
     return TaskOrder(tasks, seed=settings.seed, shuffle=data.shuffle, curriculum=curriculum)
 
 

@@ -54,8 +54,8 @@ class ServedSource(Source):
 
     def is_finished(self, session: TrainingSession) -> bool:
         """Return whether the last step is over. Without `total_training_steps` the training has no last step."""
-        last = session.trainer.total_training_steps
-        return last is not None and session.step >= last
+        last_step = session.trainer.total_training_steps
+        return last_step is not None and session.step >= last_step
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
         """Wait until clients have finished enough groups for a step."""
@@ -138,19 +138,19 @@ class ServedSource(Source):
         ]:
             remaining.add(result)
         unused: UnusedGroups = {"oversampled": remaining.groups, **remaining.unused}
-        groups = [group for each in unused.values() for group in each]
+        groups = [group for reason_groups in unused.values() for group in reason_groups]
         if groups:
             outcomes: dict[str, Outcome] = {}
-            for reason, each in unused.items():
-                outcomes |= build_discarded_outcomes(each, reason)
+            for reason, reason_groups in unused.items():
+                outcomes |= build_discarded_outcomes(reason_groups, reason)
             run.episodes.write(remaining.step, "train", list_episodes(groups), outcomes)
         if remaining.alone:
             run.episodes.write(remaining.step, "debug", remaining.alone)
         if session.step:
             self._record_late(session, remaining.held_out)
-            for reason, each in unused.items():
-                session.store.discard([group.order for group in each], remaining.step, reason)
-                session.leftover_orders += [group.order for group in each if group.order >= 0]
+            for reason, reason_groups in unused.items():
+                session.store.discard([group.order for group in reason_groups], remaining.step, reason)
+                session.leftover_orders += [group.order for group in reason_groups if group.order >= 0]
             session.store.use([episode.order for episode in (*remaining.alone, *remaining.held_out)], remaining.step)
             session.is_checkpoint_outdated |= bool(remaining.results)
             session.save()

@@ -79,14 +79,14 @@ class ServedBatch:
             (self.held_out if result.split == "validation" else self.alone).append(result)
             return
         oldest = measure_staleness(result.episodes, version)
-        stale = max_staleness is not None and oldest > max_staleness
-        if stale:
+        is_stale = max_staleness is not None and oldest > max_staleness
+        if is_stale:
             logger.warning(
                 "the group of task {} is not trained: it is {:g} steps old, more than trainer_common.max_staleness",
                 result.task.task_id,
                 oldest,
             )
-        (self.stale if stale else self.groups if result.scored else self.unscored).append(result)
+        (self.stale if is_stale else self.groups if result.scored else self.unscored).append(result)
         if self.groups and self.began is None:
             self.began = time.monotonic()
 

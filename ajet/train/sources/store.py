@@ -90,10 +90,10 @@ class StoreSource(TaskReaderSource):
         terms = SamplingTerms.of(self.parts.experiment, self.parts.backbone.tokenizer, tasks)
         store = open_for_training(self.samplers.address, run, settings, frontier)
         conf = str(self.parts.experiment.yaml_path or "FILE.yaml")
-        start = format_command("sample", "--conf", conf, "--store", self.samplers.address.shown)
-        starts = "" if self.samplers.is_colocated else start
+        command = format_command("sample", "--conf", conf, "--store", self.samplers.address.shown)
+        shown_command = "" if self.samplers.is_colocated else command
         self.announcer = Announcer(
-            store, terms, run.run_id, settings, report_depths=make_status_writer(run), sampler_command=starts
+            store, terms, run.run_id, settings, report_depths=make_status_writer(run), sampler_command=shown_command
         )
         terms_of_groups = build_group_terms(self.parts.experiment, run.run_id, adapters=trainer.lora.adapters)
         self.closed_groups = ClosedGroups(store, trainer, Quarantine(store, terms_of_groups))
@@ -109,8 +109,12 @@ class StoreSource(TaskReaderSource):
         self._first_version = backbone.version
         rounded = is_rounded(backbone)
         self.canary = Canary(session.trainer.canary, rounded=rounded)
-        earlier = _shared_store(session).announced()
-        earlier_probe = WeightsProbe.from_json(earlier.policy.told.get(PROBE)) if earlier is not None else None
+        earlier_announcement = _shared_store(session).announced()
+        earlier_probe = (
+            WeightsProbe.from_json(earlier_announcement.policy.told.get(PROBE))
+            if earlier_announcement is not None
+            else None
+        )
         self.probe = start_probe(backbone, session.trainer, earlier_probe, rounded=rounded)
         self.save_if_due(session)
 
@@ -207,9 +211,9 @@ class StoreSource(TaskReaderSource):
         if is_ending and self.samplers.is_colocated:
             # From here on samplers start no further groups, so the groups in flight are all that can still come.
             self.announcer.hold()
-        earlier = self.announcer.leased
+        in_flight_before = self.announcer.leased
         self.announce_policy(session)
-        in_flight = max(earlier, self.announcer.leased)  # a group may have finished since `closed` was counted
+        in_flight = max(in_flight_before, self.announcer.leased)  # a group may have finished since `closed` was counted
         self._may_complete = (
             not is_ending or closed + in_flight >= size or (self.samplers.is_colocated and in_flight > 0)
         )
@@ -263,9 +267,11 @@ def extend_probe(probe: WeightsProbe, backbone: Backbone, *, keep: int) -> Weigh
     mask = np.ones(len(ids), np.bool_)
     mask[0] = False
     zeros, versions = np.zeros(len(ids), np.float32), np.where(mask, backbone.version, -1).astype(np.int32)
-    line = Timeline(0, "probe", "probe", ids, mask, zeros, zeros, versions, ())
+    timeline = Timeline(0, "probe", "probe", ids, mask, zeros, zeros, versions, ())
     with backbone.scorer() as scorer:
-        (logprobs,) = score_samples(scorer, [Sample(line, "probe", 0, zeros, 1.0)], tokens=len(ids), temperature=1.0)
+        (logprobs,) = score_samples(
+            scorer, [Sample(timeline, "probe", 0, zeros, 1.0)], tokens=len(ids), temperature=1.0
+        )
     return probe.add_version(backbone.version, [float(value) for value in logprobs[1:]], keep=keep)
 
 
@@ -276,6 +282,7 @@ def is_rounded(backbone: Backbone) -> bool:
 
 
 def _shared_store(session: TrainingSession) -> SharedStore:
+    """Return the session's store as a shared store, which this source always opens."""
     assert is_shared(session.store), "`open_store` opens a shared store for this source"
     return session.store
 
