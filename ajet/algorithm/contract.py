@@ -74,10 +74,10 @@ class Algorithm:
         """Raise UserError if other settings of the experiment conflict with the algorithm. Called before a run."""
 
     def of_group(self, returns_G: Row) -> Row:
-        """Compute [k] advantages from the k returns of one group (all attempts at a task).
+        """Compute [k] advantages from the returns of one group (all k attempts at a task).
 
         Args:
-            returns_G: rewards less their summed KL penalties.
+            returns_G: shape [k], each attempt's reward less its summed KL penalties.
         """
         raise NotImplementedError
 
@@ -94,7 +94,7 @@ class Algorithm:
             groups_E: Group ids. Episodes with equal ids belong to the same group.
         """
         returns = rewards_E - np.array([penalties.sum() for penalties in penalties_E_T])
-        rows: list[Row] = [np.zeros(0)] * len(penalties_E_T)
+        advantages_E_T: list[Row] = [np.zeros(0)] * len(penalties_E_T)
         for members in index_groups(groups_E):
             values = np.asarray(self.of_group(returns[members]), np.float64)
             if values.shape != (len(members),):
@@ -105,8 +105,8 @@ class Algorithm:
                     do=f"return an array of {len(members)} numbers",
                 )
             for index, value in zip(members, values, strict=True):
-                rows[index] = np.full(penalties_E_T[index].size, value)
-        return rows
+                advantages_E_T[index] = np.full(penalties_E_T[index].size, value)
+        return advantages_E_T
 
     def of_episodes(
         self, episodes_E: Sequence[Episode], rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]
@@ -150,8 +150,8 @@ class Algorithm:
         rewards = rewards_P.copy()
         for members in index_groups(classes_P):
             rewards[members] = equalize_rewards(rewards[members], self.settings.equal_rewards)
-        rows = self.advantages(rewards, [np.zeros(1)] * rewards.size, classes_P)
-        return np.concatenate([np.asarray(row, np.float64) for row in rows])
+        advantages_P_1 = self.advantages(rewards, [np.zeros(1)] * rewards.size, classes_P)
+        return np.concatenate([np.asarray(advantage, np.float64) for advantage in advantages_P_1])
 
     def policy_loss(self, logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the [T] policy losses of trained tokens, and [T] booleans for tokens with a cut off gradient.
@@ -185,23 +185,24 @@ class Algorithm:
         rewards = shape_rewards(group.scored, self.settings.overlong)
         if rewards.size < 2:
             return rewards.size == 1 and "group" not in self.needs
-        rows = self.of_episodes(
+        advantages_E_T = self.of_episodes(
             group.scored,
             equalize_rewards(rewards, self.settings.equal_rewards),
             [np.zeros(1)] * rewards.size,
             [0] * rewards.size,
         )
-        return any(np.any(row) for row in rows)
+        return any(np.any(advantages_T) for advantages_T in advantages_E_T)
 
     def _has_part_advantage(self, group: Group) -> bool:
+        """Return True if the process rewards give a nonzero advantage to some part of the group's attempts."""
         parts = (
             [part for episode in group.scored for part in self.parts(episode)] if self.settings.process_weight else []
         )
         if not parts:
             return False
-        classes = {part.compared: number for number, part in enumerate(parts)}
+        class_ids = {part.compared: index for index, part in enumerate(parts)}
         rewards = np.array([part.reward for part in parts], np.float64)
-        return bool(np.any(self.of_parts(rewards, [classes[part.compared] for part in parts])))
+        return bool(np.any(self.of_parts(rewards, [class_ids[part.compared] for part in parts])))
 
 
 def equalize_rewards(rewards_G: Row, equal: float) -> Row:

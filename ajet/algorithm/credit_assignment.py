@@ -74,6 +74,7 @@ class _ScoredEpisode:
 
     @property
     def length(self) -> int:
+        """The number of trained tokens of the episode."""
         return self.penalties.size
 
     def build_outcome(self, step: int | None = None, advantage: float | None = None, **untrained: int) -> Outcome:
@@ -113,16 +114,19 @@ def assign_credit(
             raise ValueError("use_kl_in_reward and self-distillation need logprobs of the policy and of a reference")
         _apply_kl_penalties(scored, reference, 1.0 if is_privileged else settings.kl_in_reward_coef)
         if is_privileged:
-            for item in scored:
-                for sample in item.samples:
+            for scored_episode in scored:
+                for sample in scored_episode.samples:
                     sample.reference = None  # a KL term in the loss compares with the reference model
     uninformative = {index for index, group in enumerate(groups) if not algorithm.learns_from(group)}
     excluded = uninformative if settings.dynamic_sampling else set()
-    included = [item for item in scored if item.group not in excluded]
+    included = [scored_episode for scored_episode in scored if scored_episode.group not in excluded]
     included_advantages, parts, critic_metrics = _compute_advantages(included, algorithm, settings, critic)
-    rows = iter(included_advantages)
+    next_advantages = iter(included_advantages)
     # Excluded groups were not passed to the algorithm, so that batch statistics do not include them.
-    advantages = [np.zeros(item.length) if item.group in excluded else next(rows) for item in scored]
+    advantages = [
+        np.zeros(scored_episode.length) if scored_episode.group in excluded else next(next_advantages)
+        for scored_episode in scored
+    ]
     if settings.dynamic_sampling:
         skipped = uninformative
     elif config.trainer_common.use_kl_loss or algorithm.needs & {"critic", "observations", "distribution"}:
@@ -132,20 +136,29 @@ def assign_credit(
     balanced = {uuid for group in groups for uuid in find_surplus_attempts(group)} if settings.balance_sample else set()
     batch = TrainingBatch(step=step, samples=[], temperature=config.rollout.temperature)
     trained: list[_ScoredEpisode] = []
-    batch.outcomes = {e.uuid: _build_unscored_outcome(e) for e in list_episodes(groups) if not e.scored}
+    batch.outcomes = {
+        episode.uuid: _build_unscored_outcome(episode) for episode in list_episodes(groups) if not episode.scored
+    }
     weights = _weigh_episodes(scored, config, skipped, balanced)
-    for item, row, weight in zip(scored, advantages, weights, strict=True):
-        if item.episode.uuid in balanced or item.group in skipped:
-            reason = "zero_variance" if item.group in skipped else "balanced"
-            batch.outcomes[item.episode.uuid] = item.build_outcome(**({reason: item.length} if item.length else {}))
+    for scored_episode, advantages_T, weight in zip(scored, advantages, weights, strict=True):
+        if scored_episode.episode.uuid in balanced or scored_episode.group in skipped:
+            reason = "zero_variance" if scored_episode.group in skipped else "balanced"
+            batch.outcomes[scored_episode.episode.uuid] = scored_episode.build_outcome(
+                **({reason: scored_episode.length} if scored_episode.length else {})
+            )
             continue
-        batch.outcomes[item.episode.uuid] = item.build_outcome(step, float(row.mean()) if row.size else 0.0)
-        _write_advantages(item, row, weight)
-        batch.samples.extend(item.samples)
-        trained.append(item)
+        batch.outcomes[scored_episode.episode.uuid] = scored_episode.build_outcome(
+            step, float(advantages_T.mean()) if advantages_T.size else 0.0
+        )
+        _write_advantages(scored_episode, advantages_T, weight)
+        batch.samples.extend(scored_episode.samples)
+        trained.append(scored_episode)
     observed = 0
     if "observations" in algorithm.needs:
-        calls, samples = [item.episode.calls for item in trained], [item.samples for item in trained]
+        calls, samples = (
+            [scored_episode.episode.calls for scored_episode in trained],
+            [scored_episode.samples for scored_episode in trained],
+        )
         observed = weigh_observations(calls, samples, settings.observation_weight)
     batch.metrics = {
         "credit/groups": len(groups),
@@ -169,23 +182,23 @@ def _compute_advantages(
     Advantages are in sampled order.
     """
     if "teacher" in algorithm.needs:
-        for item in scored:
-            item.penalties = _compute_teacher_gap(item)
+        for scored_episode in scored:
+            scored_episode.penalties = _compute_teacher_gap(scored_episode)
     critic_metrics: dict[str, float] = {}
     if "critic" in algorithm.needs:
         advantages, parts, critic_metrics = _compute_critic_advantages(scored, algorithm, critic)
     else:
-        groups = [0 if algorithm.across_tasks else item.group for item in scored]
+        groups = [0 if algorithm.across_tasks else scored_episode.group for scored_episode in scored]
         advantages = _compute_reward_advantages(scored, groups, algorithm, settings.equal_rewards)
         parts = add_process_credit(
             advantages,
-            [item.episode for item in scored],
+            [scored_episode.episode for scored_episode in scored],
             groups,
-            [_locate_replies(item) for item in scored],
+            [_locate_replies(scored_episode) for scored_episode in scored],
             algorithm,
         )
     if settings.adv_scaling != 1:
-        advantages = [row * settings.adv_scaling for row in advantages]
+        advantages = [advantages_T * settings.adv_scaling for advantages_T in advantages]
     return advantages, parts, critic_metrics
 
 
@@ -203,13 +216,17 @@ def _weigh_episodes(
     """
     settings = config.trainer_common.algorithm
     excluded = skipped if settings.dynamic_sampling else ()
-    counts = [item.episode.uuid not in balanced and item.group not in excluded for item in scored]
-    lengths = [item.length for item, counted in zip(scored, counts, strict=True) if counted]
+    counts = [
+        scored_episode.episode.uuid not in balanced and scored_episode.group not in excluded
+        for scored_episode in scored
+    ]
+    lengths = [scored_episode.length for scored_episode, counted in zip(scored, counts, strict=True) if counted]
     weights = iter(compute_token_weights(settings.loss_aggregation, lengths, config.data.max_response_length))
     return [next(weights) if counted else 0.0 for counted in counts]
 
 
 def _build_scored_episode(episode: Episode, group: int) -> _ScoredEpisode:
+    """Return a scored episode with a sample for each timeline that has sampled tokens, still without advantages."""
     samples = [
         Sample(timeline, episode.uuid, group, np.zeros(timeline.ids.size, np.float32), 0.0)
         for timeline in episode.timelines
@@ -219,14 +236,16 @@ def _build_scored_episode(episode: Episode, group: int) -> _ScoredEpisode:
 
 
 def _build_unscored_outcome(episode: Episode) -> Outcome:
+    """Return the outcome of an episode without a score: its tokens count as untrained, by the reason."""
     tokens = episode.uncounted
     reason = "no_score" if episode.status == "completed" else "failed"
     return Outcome(untrained={reason: tokens} if tokens > 0 else {})
 
 
-def _locate_replies(item: _ScoredEpisode) -> ReplyPlaces:
+def _locate_replies(scored_episode: _ScoredEpisode) -> ReplyPlaces:
+    """Return, for each call, where its trained tokens lie in the episode's row of trained tokens."""
     places, start = {}, 0
-    for call, _, positions in list_sampled_runs(item.samples):
+    for call, _, positions in list_sampled_runs(scored_episode.samples):
         stop = start + positions.stop - positions.start
         places[call] = start, stop
         start = stop
@@ -241,30 +260,34 @@ def _apply_kl_penalties(scored: Sequence[_ScoredEpisode], logprobs: LogprobPairs
     Args:
         logprobs: returns logprobs of policy and reference model.
     """
-    samples = [sample for item in scored for sample in item.samples]
+    samples = [sample for scored_episode in scored for sample in scored_episode.samples]
     policy, reference = logprobs(samples)
     gaps: dict[int, Floats] = {}
-    for sample, policy_logprobs, other in zip(samples, policy, reference, strict=True):
-        sample.reference = other
-        gaps[id(sample)] = policy_logprobs - other
-    for item in scored:
-        item.reference_gap = gather_tokens(item.samples, [gaps[id(sample)] for sample in item.samples])
-        item.penalties = coefficient * item.reference_gap.astype(np.float64)
+    for sample, policy_logprobs, reference_logprobs in zip(samples, policy, reference, strict=True):
+        sample.reference = reference_logprobs
+        gaps[id(sample)] = policy_logprobs - reference_logprobs
+    for scored_episode in scored:
+        scored_episode.reference_gap = gather_tokens(
+            scored_episode.samples, [gaps[id(sample)] for sample in scored_episode.samples]
+        )
+        scored_episode.penalties = coefficient * scored_episode.reference_gap.astype(np.float64)
 
 
-def _compute_teacher_gap(item: _ScoredEpisode) -> Row:
+def _compute_teacher_gap(scored_episode: _ScoredEpisode) -> Row:
     """Return [T_e] recorded log policy - log teacher. Raise ValueError if teacher logprobs are missing."""
     gaps = []
-    for index, sample_index, positions in list_sampled_runs(item.samples):
-        call = item.episode.calls[index]
+    for index, sample_index, positions in list_sampled_runs(scored_episode.samples):
+        call = scored_episode.episode.calls[index]
         # The teacher scored the reply alone, while the slice counts from the start of the sample.
         start = positions.start - call.prefix - call.suffix_ids.size
         if (
             call.teacher is None
             or np.isnan(teacher_logprobs := call.teacher[start : start + positions.stop - positions.start]).any()
         ):
-            raise ValueError(f"episode {item.episode.uuid}: call {index} has no teacher logprobs")
-        gaps.append(item.samples[sample_index].timeline.logprobs_unit[positions].astype(np.float64) - teacher_logprobs)
+            raise ValueError(f"episode {scored_episode.episode.uuid}: call {index} has no teacher logprobs")
+        gaps.append(
+            scored_episode.samples[sample_index].timeline.logprobs_unit[positions].astype(np.float64) - teacher_logprobs
+        )
     return np.concatenate(gaps) if gaps else np.zeros(0)
 
 
@@ -272,14 +295,16 @@ def _compute_reward_advantages(
     scored: Sequence[_ScoredEpisode], groups: Sequence[int], algorithm: Algorithm, equal: float
 ) -> list[Row]:
     """Return [T_e] advantages per scored episode, in sampled order."""
-    episodes = [item.episode for item in scored]
+    episodes = [scored_episode.episode for scored_episode in scored]
     rewards = shape_rewards(episodes, algorithm.settings.overlong)
     for members in index_groups(groups):
         rewards[members] = equalize_rewards(rewards[members], equal)
     with explain_failures(algorithm):
-        rows = algorithm.of_episodes(episodes, rewards, [item.penalties for item in scored], groups)
-        advantages = [np.array(row, np.float64) for row in rows]
-    expected_shapes = [(item.length,) for item in scored]
+        computed = algorithm.of_episodes(
+            episodes, rewards, [scored_episode.penalties for scored_episode in scored], groups
+        )
+        advantages = [np.array(row, np.float64) for row in computed]
+    expected_shapes = [(scored_episode.length,) for scored_episode in scored]
     require_finite(algorithm, advantages, rewards)
     if [row.shape for row in advantages] != expected_shapes:
         raise UserError(
@@ -301,40 +326,61 @@ def _compute_critic_advantages(
         raise ValueError(
             f"trainer_common.algorithm.adv_estimator: {algorithm.name} needs a critic that values each token"
         )
-    samples = [sample for item in scored for sample in item.samples]
-    before = {id(sample): row for sample, row in zip(samples, critic(samples), strict=True)}
+    samples = [sample for scored_episode in scored for sample in scored_episode.samples]
+    values_by_sample = {id(sample): row for sample, row in zip(samples, critic(samples), strict=True)}
     for sample in samples:
-        sample.values = before[id(sample)]
-    rewards = shape_rewards([item.episode for item in scored], algorithm.settings.overlong)
+        sample.values = values_by_sample[id(sample)]
+    rewards = shape_rewards([scored_episode.episode for scored_episode in scored], algorithm.settings.overlong)
     token_rewards = [
-        compute_token_rewards(item.episode, float(reward), item.penalties, _locate_replies(item), algorithm)
-        for item, reward in zip(scored, rewards, strict=True)
+        compute_token_rewards(
+            scored_episode.episode, float(reward), scored_episode.penalties, _locate_replies(scored_episode), algorithm
+        )
+        for scored_episode, reward in zip(scored, rewards, strict=True)
     ]
-    for item in scored:
-        item.values = gather_tokens(item.samples, [before[id(sample)] for sample in item.samples])
-    values = [np.asarray(item.values, np.float64) for item in scored]
+    for scored_episode in scored:
+        scored_episode.values = gather_tokens(
+            scored_episode.samples, [values_by_sample[id(sample)] for sample in scored_episode.samples]
+        )
+    values = [np.asarray(scored_episode.values, np.float64) for scored_episode in scored]
     advantages, returns = compute_value_advantages(algorithm, [row for row, _ in token_rewards], values)
-    for item, row in zip(scored, returns, strict=True):
-        for sample, returns_T in zip(item.samples, scatter_tokens(item.samples, row.astype(np.float32)), strict=True):
+    for scored_episode, row in zip(scored, returns, strict=True):
+        for sample, returns_T in zip(
+            scored_episode.samples, scatter_tokens(scored_episode.samples, row.astype(np.float32)), strict=True
+        ):
             sample.returns = returns_T
     return advantages, sum(parts for _, parts in token_rewards), compute_value_metrics(values, returns)
 
 
 def _find_groups_without_advantage(scored: Sequence[_ScoredEpisode], advantages: Sequence[Row]) -> set[int]:
     """Return the groups whose tokens all have advantage 0."""
-    informative = {item.group for item, row in zip(scored, advantages, strict=True) if row.any()}
-    return {item.group for item in scored} - informative
+    informative = {
+        scored_episode.group
+        for scored_episode, advantages_T in zip(scored, advantages, strict=True)
+        if advantages_T.any()
+    }
+    return {scored_episode.group for scored_episode in scored} - informative
 
 
-def _write_advantages(item: _ScoredEpisode, row: Row, weight: float) -> None:
-    for sample, row_T in zip(item.samples, scatter_tokens(item.samples, row.astype(np.float32)), strict=True):
+def _write_advantages(scored_episode: _ScoredEpisode, row: Row, weight: float) -> None:
+    """Write the advantages and the weight of an episode's tokens into its samples.
+
+    Args:
+        row: the advantages [T_e] in sampled order.
+        weight: the loss weight of each token.
+    """
+    for sample, row_T in zip(
+        scored_episode.samples, scatter_tokens(scored_episode.samples, row.astype(np.float32)), strict=True
+    ):
         sample.advantages, sample.weight = row_T, weight
 
 
 def _compute_length_metrics(scored: Sequence[_ScoredEpisode], overlong: OverlongConfig) -> dict[str, float]:
+    """Return the mean length penalty and the share of penalised episodes, {} without a penalty on length."""
     if overlong.length is None or not scored:
         return {}
-    length_rewards = [compute_length_reward(count_sampled_tokens(item.episode), overlong) for item in scored]
+    length_rewards = [
+        compute_length_reward(count_sampled_tokens(scored_episode.episode), overlong) for scored_episode in scored
+    ]
     return {
         "credit/overlong_penalty_mean": -float(np.mean(length_rewards)),
         "credit/overlong_fraction": float(np.mean(np.sign(length_rewards) != 0)),
@@ -344,8 +390,9 @@ def _compute_length_metrics(scored: Sequence[_ScoredEpisode], overlong: Overlong
 def _compute_credit_metrics(
     scored: Sequence[_ScoredEpisode], batch: TrainingBatch, *, has_teacher: bool
 ) -> dict[str, float]:
+    """Return the number of samples, the mean absolute advantage, and the mean KL penalty or gap to the teacher."""
     trained = [abs(outcome.advantage) for outcome in batch.outcomes.values() if outcome.advantage is not None]
-    penalties = np.concatenate([item.penalties for item in scored]) if scored else np.zeros(0)
+    penalties = np.concatenate([scored_episode.penalties for scored_episode in scored]) if scored else np.zeros(0)
     metrics: dict[str, float] = {
         "credit/samples": len(batch.samples),
         "credit/advantage_abs_mean": float(np.mean(trained)) if trained else 0.0,
@@ -382,17 +429,19 @@ def find_surplus_attempts(group: Group) -> set[str]:
     training order, repeat) decides the draw, so a resumed run and every backbone draw the same attempts. All attempts
     stay in the baseline.
     """
-    zero = [episode for episode in group.scored if episode.reward == 0]
-    other = [episode for episode in group.scored if episode.reward != 0]
-    fewer = min(len(zero), len(other))
+    zero_reward = [episode for episode in group.scored if episode.reward == 0]
+    other_reward = [episode for episode in group.scored if episode.reward != 0]
+    smaller_size = min(len(zero_reward), len(other_reward))
     return {
         episode.uuid
-        for kind, more in ((zero, BALANCE_ZERO), (other, BALANCE_OTHER))
-        for episode in _shuffle_episodes(group, kind)[fewer + more :]
+        for attempts, surplus in ((zero_reward, BALANCE_ZERO), (other_reward, BALANCE_OTHER))
+        for episode in _shuffle_episodes(group, attempts)[smaller_size + surplus :]
     }
 
 
 def _shuffle_episodes(group: Group, episodes: Sequence[Episode]) -> list[Episode]:
+    """Return the episodes in an order that depends on task, position and repeat only: every process draws the same."""
+
     def draw_order(episode: Episode) -> bytes:
         return hashlib.blake2b(f"{group.task.task_id}/{group.order}/{episode.repeat}".encode()).digest()
 

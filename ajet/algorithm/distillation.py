@@ -33,8 +33,11 @@ class Distillation(Grpo):
             gaps = [np.clip(row, -teacher.bound, teacher.bound) for row in gaps]
         if not teacher.reward_weight:
             return [teacher.weight * row for row in gaps]
-        compared = super().advantages(rewards_E, [np.zeros_like(row) for row in gaps], groups_E)
-        return [teacher.weight * row + teacher.reward_weight * own for row, own in zip(gaps, compared, strict=True)]
+        reward_rows = super().advantages(rewards_E, [np.zeros_like(row) for row in gaps], groups_E)
+        return [
+            teacher.weight * row + teacher.reward_weight * reward_row
+            for row, reward_row in zip(gaps, reward_rows, strict=True)
+        ]
 
     def learns_from(self, group: Group) -> bool:
         """Return True for every group with a scored attempt, because teacher logprobs exist for all attempts."""

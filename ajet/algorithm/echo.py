@@ -35,17 +35,17 @@ def find_observed_tokens(calls: Sequence[Call], samples: Sequence[Sample]) -> li
     An observation of a call is the new text of its prompt, if the call extends an earlier one verbatim. A rewritten
     history is none: it repeats replies.
     """
-    visited: set[int] = set()
+    visited_calls: set[int] = set()
     masks = []
     for sample in samples:
         mask = np.zeros(sample.timeline.ids.size, np.bool_)
         index: int | None = sample.timeline.leaf
         stop = mask.size
-        while index is not None:
+        while index is not None:  # from the sample's last call back to its first
             call = calls[index]
-            if index not in visited and call.parent is not None and call.fork is None:
+            if index not in visited_calls and call.parent is not None and call.fork is None:
                 mask[call.prefix : min(call.prefix + call.suffix_ids.size, stop)] = True
-            visited.add(index)
+            visited_calls.add(index)
             stop, index = min(stop, call.prefix), call.parent
         masks.append(mask)
     return masks

@@ -38,18 +38,20 @@ class Gae(Algorithm):
         """Return advantages and returns. Returns use the advantages before normalisation over the batch."""
         settings = self.settings
         pairs = list(zip(rewards_E_T, values_E_T, strict=True))
-        rows = [estimate_advantages(rewards, values, settings.gamma, settings.lam) for rewards, values in pairs]
-        returns = [row + values for row, (_, values) in zip(rows, pairs, strict=True)]
-        return (normalise_advantages(rows) if settings.norm_adv_by_std else rows), returns
+        advantages_E_T = [
+            estimate_advantages(rewards, values, settings.gamma, settings.lam) for rewards, values in pairs
+        ]
+        returns = [advantages_T + values for advantages_T, (_, values) in zip(advantages_E_T, pairs, strict=True)]
+        return (normalise_advantages(advantages_E_T) if settings.norm_adv_by_std else advantages_E_T), returns
 
 
 def estimate_advantages(rewards_T: Row, values_T: Row, gamma: float, lam: float) -> Row:
     """Return the [T] advantages of a single attempt."""
-    following = np.append(values_T[1:], 0.0)
-    deltas = rewards_T + gamma * following - values_T
-    advantages, ahead = np.zeros(deltas.size), 0.0
-    for position in range(deltas.size - 1, -1, -1):
-        advantages[position] = ahead = deltas[position] + gamma * lam * ahead
+    next_values = np.append(values_T[1:], 0.0)
+    deltas = rewards_T + gamma * next_values - values_T
+    advantages, next_advantage = np.zeros(deltas.size), 0.0
+    for position in range(deltas.size - 1, -1, -1):  # A_t needs A_t+1
+        advantages[position] = next_advantage = deltas[position] + gamma * lam * next_advantage
     return advantages
 
 
@@ -59,9 +61,9 @@ def normalise_advantages(rows_E_T: Sequence[Row]) -> list[Row]:
     Both statistics are over attempts (DESIGN decision 8): each attempt counts once, independent of its length. With
     fewer than two tokens in total, the rows are returned unchanged.
     """
-    counted = [row for row in rows_E_T if row.size]
-    if sum(row.size for row in counted) < 2:
+    rows_with_tokens = [row for row in rows_E_T if row.size]
+    if sum(row.size for row in rows_with_tokens) < 2:
         return list(rows_E_T)
-    mean = float(np.mean([row.mean() for row in counted]))
-    spread = float(np.mean([np.mean((row - mean) ** 2) for row in counted])) ** 0.5
+    mean = float(np.mean([row.mean() for row in rows_with_tokens]))
+    spread = float(np.mean([np.mean((row - mean) ** 2) for row in rows_with_tokens])) ** 0.5
     return [(row - mean) / (spread + EPSILON) for row in rows_E_T]

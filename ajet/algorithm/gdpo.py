@@ -46,10 +46,10 @@ class Gdpo(Grpo):
         """Raise ConfigError for conflicting scorer weights, and UserError for unknown names in `reward_weights`."""
         weights, scorers = self.settings.reward_weights, config.task_judge.scorers
         names = [scorer.name.rpartition("->")[2] for scorer in scorers]
-        for name, each in zip(names, scorers, strict=True):
-            if each.weight <= 0 and name not in weights:
+        for name, scorer in zip(names, scorers, strict=True):
+            if scorer.weight <= 0 and name not in weights:
                 raise ConfigError(
-                    f"The scorer {name} has the weight {each.weight:g} in task_judge.scorers, which GDPO ignores: "
+                    f"The scorer {name} has the weight {scorer.weight:g} in task_judge.scorers, which GDPO ignores: "
                     "GDPO weighs the normalised rewards of the scorers.",
                     where=f"{SECTION}.reward_weights",
                     expected=f"a weight for {name} in this setting; 0: recorded only",
@@ -73,17 +73,21 @@ class Gdpo(Grpo):
         total = np.zeros(len(episodes_E))
         for members in groups:
             for name, values in self._collect_rewards([episodes_E[index] for index in members]).items():
-                compared = equalize_rewards(values, self.settings.equal_rewards)
-                total[members] += weights.get(name, 1.0) * self.of_group(compared)
-            charged = np.array([penalties_E_T[index].sum() for index in members])
-            if charged.any():
-                total[members] -= charged - charged.mean()
+                values_G = equalize_rewards(values, self.settings.equal_rewards)
+                total[members] += weights.get(name, 1.0) * self.of_group(values_G)
+            penalty_sums = np.array([penalties_E_T[index].sum() for index in members])
+            if penalty_sums.any():
+                total[members] -= penalty_sums - penalty_sums.mean()
         if total.any():
             total /= total.std(ddof=1) + EPSILON
         return [np.full(row.size, value) for row, value in zip(penalties_E_T, total, strict=True)]
 
     def _collect_rewards(self, episodes_G: Sequence[Episode]) -> dict[str, Row]:
-        """Return the [k] rewards of the attempts at a task, by reward name."""
+        """Return the [k] rewards of the attempts at a task, by reward name.
+
+        Counted are the parts of scorers and those named in `reward_weights`. An attempt without a part has its total
+        reward there.
+        """
         weights, overlong = self.settings.reward_weights, self.settings.overlong
         totals = np.array([episode.reward for episode in episodes_G], np.float64)
         names = {
@@ -94,8 +98,8 @@ class Gdpo(Grpo):
         }
         rewards = {
             name: np.array([
-                reward if (part_reward := _read_parts(each).get(name)) is None else part_reward
-                for each, reward in zip(episodes_G, totals, strict=True)
+                reward if (part_reward := _read_parts(episode).get(name)) is None else part_reward
+                for episode, reward in zip(episodes_G, totals, strict=True)
             ])
             for name in names
         }  # fmt: skip
@@ -109,14 +113,17 @@ class Gdpo(Grpo):
 
 
 def _read_parts(episode: Episode) -> dict[str, float | None]:
+    """Return the parts of an episode's reward by name, None for a part without a score."""
     return episode.verdict.parts if episode.verdict is not None else {}
 
 
 def _list_scorers(episode: Episode) -> list[str]:
+    """Return the names of the scorers that judged an episode, joined by "+" in its verdict."""
     return episode.verdict.scorer.split("+") if episode.verdict is not None else []
 
 
 def _refuse_unknown(unknown: Sequence[str], names: Sequence[str]) -> None:
+    """Raise UserError if `reward_weights` has a name that no attempt can have. `names` are the possible ones."""
     if unknown:
         raise UserError(
             f"Attempts have no reward named {unknown[0]}.",

@@ -44,22 +44,24 @@ class Gigpo(Grpo):
         for part in episode.verdict.process:
             if part.compared[0] == "step" and part.tokens:
                 step_rewards[part.tokens[0].call] = step_rewards.get(part.tokens[0].call, 0.0) + part.reward
-        trained = [call.index for call in episode.calls if call.is_step]
-        if trained and not step_rewards:
-            step_rewards[trained[-1]] = episode.reward
-        steps, following = [], 0.0
+        trained_calls = [call.index for call in episode.calls if call.is_step]
+        if trained_calls and not step_rewards:
+            step_rewards[trained_calls[-1]] = episode.reward
+        steps, discounted_return = [], 0.0
         for call in reversed(episode.calls):
-            if call.index not in step_rewards and call.index not in trained:
+            if call.index not in step_rewards and call.index not in trained_calls:
                 continue
-            following = step_rewards.get(call.index, 0.0) + self.settings.step_discount * following
-            if call.index not in trained:  # refused by `train_turn`
+            discounted_return = step_rewards.get(call.index, 0.0) + self.settings.step_discount * discounted_return
+            if call.index not in trained_calls:  # refused by `train_turn`
                 continue
             reply_span = ReplySpan(call.index, 0, int(call.response_ids.size))
             steps.append(
-                ProcessReward(reward=following, step=call.index, name=hash_state(episode, call), tokens=(reply_span,))
+                ProcessReward(
+                    reward=discounted_return, step=call.index, name=hash_state(episode, call), tokens=(reply_span,)
+                )
             )
-        others = [part for part in episode.verdict.process if part.compared[0] != "step"]
-        return [*reversed(steps), *others]
+        other_parts = [part for part in episode.verdict.process if part.compared[0] != "step"]
+        return [*reversed(steps), *other_parts]
 
 
 def hash_state(episode: Episode, call: Call) -> str:
@@ -70,6 +72,7 @@ def hash_state(episode: Episode, call: Call) -> str:
         if message.get("role") == "assistant":
             break
         stable_messages.append({key: value for key, value in message.items() if key not in UNSTABLE_KEYS})
+    # A raw prompt has no messages: its new tokens are the observation.
     content = (
         json.dumps(stable_messages, sort_keys=True, default=str).encode()
         if call.messages

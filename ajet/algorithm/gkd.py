@@ -55,11 +55,14 @@ def compute_reverse_kl(policy_T_V: Tensor, teacher_T_V: Tensor, top_k: int | Non
         teacher_T_V: The teacher's logits.
         top_k: Number of the teacher's tokens that count separately. None: all.
     """
-    own, other = policy_T_V.float().log_softmax(-1), teacher_T_V.float().log_softmax(-1)
-    if top_k is not None and top_k < own.shape[-1]:
-        ids = other.topk(top_k, -1).indices
-        own, other = _join_remainder(own, ids), _join_remainder(other, ids)
-    return (own.exp() * (own - other)).sum(-1)
+    policy_logprobs, teacher_logprobs = policy_T_V.float().log_softmax(-1), teacher_T_V.float().log_softmax(-1)
+    if top_k is not None and top_k < policy_logprobs.shape[-1]:
+        ids = teacher_logprobs.topk(top_k, -1).indices
+        policy_logprobs, teacher_logprobs = (
+            _join_remainder(policy_logprobs, ids),
+            _join_remainder(teacher_logprobs, ids),
+        )
+    return (policy_logprobs.exp() * (policy_logprobs - teacher_logprobs)).sum(-1)
 
 
 def _join_remainder(logprobs_T_V: Tensor, ids_T_K: Tensor) -> Tensor:

@@ -93,8 +93,8 @@ class ImportanceCorrection:
         """
         if gap is None or alarm is None or gap <= alarm:
             return self
-        part = alarm / gap if gap == gap else 0.0  # NaN gap: allow no ratio above 1
-        return replace(self, cap=1 + (self.cap - 1) * part) if self.cap > 1 else self
+        scale = alarm / gap if gap == gap else 0.0  # NaN gap: allow no ratio above 1
+        return replace(self, cap=1 + (self.cap - 1) * scale) if self.cap > 1 else self
 
 
 def stale_metrics(tokens: int, stale: int, weight: float, capped: int) -> dict[str, float]:

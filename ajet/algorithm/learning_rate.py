@@ -39,11 +39,11 @@ class LearningRateSchedule:
         return cls(optim.lr, optim.lr_schedule, max(0, optim.lr_warmup_steps), optim.min_lr_ratio, total)
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate of `step`, counted from 0."""
+        """Return the learning rate of `step`, counted from 0: rising in the warm-up, then by the schedule."""
         if step < self.warmup:
             return self.lr * (step + 1) / (self.warmup + 1)
         if self.kind == "constant" or self.total is None:
             return self.lr
-        part = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
-        fall = 1 - part if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * part))
-        return self.lr * (self.floor + (1 - self.floor) * fall)
+        progress = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
+        decay = 1 - progress if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+        return self.lr * (self.floor + (1 - self.floor) * decay)

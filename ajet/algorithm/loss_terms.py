@@ -32,15 +32,15 @@ def policy_loss(
     With `old_T` equal to `logprobs_T` the ratio is 1, and the gradient is REINFORCE's, -A grad log p.
     """
     ratio = (logprobs_T - old_T).exp()
-    free = -advantages_T * ratio
+    unclipped = -advantages_T * ratio
     bounded = -advantages_T * ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = torch.maximum(free, bounded)
-    clipped = bounded > free
+    loss = torch.maximum(unclipped, bounded)
+    clipped = bounded > unclipped
     if clip_dual is not None:
         ceiling = -advantages_T * clip_dual
-        beyond = (advantages_T < 0) & (loss > ceiling)
-        loss = torch.where(beyond, ceiling, loss)
-        clipped = clipped | beyond
+        exceeds_ceiling = (advantages_T < 0) & (loss > ceiling)
+        loss = torch.where(exceeds_ceiling, ceiling, loss)
+        clipped = clipped | exceeds_ceiling
     return loss, clipped
 
 
@@ -98,10 +98,10 @@ def value_loss(values_T: Tensor, old_T: Tensor, returns_T: Tensor, clip: float |
 
 def number_replies(mask_T: Tensor) -> Tensor:
     """Return [..., T] reply ids, meaningless outside `mask_T`. Each row along the last axis starts a new reply."""
-    before = torch.zeros_like(mask_T)
-    before[..., 1:] = mask_T[..., :-1]
-    begins = (mask_T & ~before).reshape(-1)
-    return begins.long().cumsum(0).reshape(mask_T.shape)
+    previous_mask = torch.zeros_like(mask_T)
+    previous_mask[..., 1:] = mask_T[..., :-1]
+    begins_reply = (mask_T & ~previous_mask).reshape(-1)
+    return begins_reply.long().cumsum(0).reshape(mask_T.shape)
 
 
 def sum_by_reply(values_K: Tensor, replies_K: Tensor) -> Tensor:

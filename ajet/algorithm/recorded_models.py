@@ -44,6 +44,7 @@ def make_recorded_reference(outcomes: Mapping[str, Outcome]) -> LogprobPairs:
     """
 
     def logprobs(samples: list[Sample]) -> tuple[list[Floats], list[Floats]]:
+        """Return [T] recorded differences as the policy's logprobs, and zeros as the reference model's."""
         gaps = _scatter_recorded(
             samples,
             lambda uuid: outcomes.get(uuid, NO_OUTCOME).reference_gap,
@@ -56,14 +57,14 @@ def make_recorded_reference(outcomes: Mapping[str, Outcome]) -> LogprobPairs:
 
 def _scatter_recorded(samples: list[Sample], read: Callable[[str], Floats | None], what: str) -> list[Floats]:
     """Return each sample's recorded values per token, shape [T]. Raises NotRecordedError if an episode has none."""
-    rows: dict[int, Floats] = {}
+    row_by_sample: dict[int, Floats] = {}
     for uuid in dict.fromkeys(sample.episode for sample in samples):
         own_samples = [sample for sample in samples if sample.episode == uuid]
         recorded = read(uuid)
         tokens = sum(positions.stop - positions.start for _, _, positions in list_sampled_runs(own_samples))
         if recorded is None or recorded.size != tokens or not np.isfinite(recorded).all():
             raise NotRecordedError(uuid, what)
-        rows |= {
+        row_by_sample |= {
             id(sample): row for sample, row in zip(own_samples, scatter_tokens(own_samples, recorded), strict=True)
         }
-    return [rows[id(sample)] for sample in samples]
+    return [row_by_sample[id(sample)] for sample in samples]

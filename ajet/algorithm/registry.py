@@ -122,6 +122,7 @@ def _require_trainable(config: AjetConfig) -> None:
 
 
 def _require_loss_support(loss: PolicyLoss, config: AjetConfig) -> None:
+    """Raise ConfigError if the backbone cannot choose tokens of a batch and the loss needs this."""
     if loss.over_batch and "chooses" not in find_backbone(config.backbone).can:
         raise ConfigError(
             f"{loss.name} is not possible on the backbone {config.backbone}, which cannot "
@@ -255,6 +256,7 @@ def make_loss(name: str, base: str, settings: Settings) -> PolicyLoss:
 
 
 def _resolve_own_algorithm(reference: str, base: Path) -> type[Algorithm]:
+    """Return the class that a reference names. Raises ConfigError if it lacks a method or has unknown needs."""
     kind: type[Algorithm] = resolve_reference(reference, base=base, expect=Algorithm, key=KEY)
     needs_critic = "critic" in kind.needs
     if needs_critic and kind.of_values is Algorithm.of_values:
@@ -329,8 +331,8 @@ def try_group(algorithm: Algorithm) -> None:
         return
     returns = np.array(TRIAL_RETURNS)
     with explain_failures(algorithm):
-        rows = algorithm.advantages(returns, [np.zeros(1)] * len(TRIAL_RETURNS), [0] * len(TRIAL_RETURNS))
-    require_finite(algorithm, rows, returns)
+        advantages_E_T = algorithm.advantages(returns, [np.zeros(1)] * len(TRIAL_RETURNS), [0] * len(TRIAL_RETURNS))
+    require_finite(algorithm, advantages_E_T, returns)
 
 
 def _find_line(algorithm: Algorithm, problem: Exception) -> str:

@@ -24,15 +24,16 @@ class ReinforcePlusPlus(Algorithm):
     needs = frozenset()
 
     def advantages(self, rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]) -> list[Row]:
-        """Normalise returns over the batch's tokens. Equal returns give 0."""
+        """Normalise each token's return over the batch: mean and deviation are over episodes. Equal returns give 0."""
+        # The return of a token is the reward less the KL penalties of itself and all later tokens.
         returns = [
             reward - np.cumsum(penalty[::-1])[::-1] for reward, penalty in zip(rewards_E, penalties_E_T, strict=True)
         ]
-        counted = [row for row in returns if row.size]
-        if len(counted) < 2:
+        rows_with_tokens = [row for row in returns if row.size]
+        if len(rows_with_tokens) < 2:
             return [np.zeros_like(row) for row in returns]
-        if all(np.ptp(row) == 0 for row in counted) and np.ptp([row[0] for row in counted]) == 0:
+        if all(np.ptp(row) == 0 for row in rows_with_tokens) and np.ptp([row[0] for row in rows_with_tokens]) == 0:
             return [np.zeros_like(row) for row in returns]
-        mean = float(np.mean([row.mean() for row in counted]))
-        variance = float(np.sum([np.mean((row - mean) ** 2) for row in counted])) / (len(counted) - 1)
+        mean = float(np.mean([row.mean() for row in rows_with_tokens]))
+        variance = float(np.sum([np.mean((row - mean) ** 2) for row in rows_with_tokens])) / (len(rows_with_tokens) - 1)
         return [(row - mean) / (variance**0.5 + EPSILON) for row in returns]

@@ -22,4 +22,4 @@ class Rloo(Algorithm):
         k = returns_G.size
         if k < 2 or np.ptp(returns_G) == 0:
             return np.zeros_like(returns_G)
-        return (returns_G - returns_G.mean()) * (k / (k - 1))
+        return (returns_G - returns_G.mean()) * (k / (k - 1))  # equals r_i less the mean of the other k - 1

@@ -35,15 +35,17 @@ class SelfDistillation(Distillation):
 
 def prepend_context(sample: Sample, context: Ids) -> Sample:
     """Return the sample with a text before its first token, to score the same trained tokens in another context."""
-    line, shift = sample.timeline, context.size
-    zeros = np.zeros(shift, np.float32)
+    own_timeline, context_size = sample.timeline, context.size
+    zeros = np.zeros(context_size, np.float32)
     timeline = replace(
-        line,
-        ids=np.concatenate([context, line.ids]),
-        mask=np.concatenate([np.zeros(shift, np.bool_), line.mask]),
-        logprobs=np.concatenate([zeros, line.logprobs]),
-        logprobs_unit=np.concatenate([zeros, line.logprobs_unit]),
-        versions=np.concatenate([np.full(shift, -1, np.int32), line.versions]),
-        spans=tuple(SampledSpan(span.call, span.start + shift, span.stop + shift) for span in line.spans),
+        own_timeline,
+        ids=np.concatenate([context, own_timeline.ids]),
+        mask=np.concatenate([np.zeros(context_size, np.bool_), own_timeline.mask]),
+        logprobs=np.concatenate([zeros, own_timeline.logprobs]),
+        logprobs_unit=np.concatenate([zeros, own_timeline.logprobs_unit]),
+        versions=np.concatenate([np.full(context_size, -1, np.int32), own_timeline.versions]),
+        spans=tuple(
+            SampledSpan(span.call, span.start + context_size, span.stop + context_size) for span in own_timeline.spans
+        ),
     )
     return Sample(timeline, sample.episode, sample.group, np.concatenate([zeros, sample.advantages]), sample.weight)

@@ -35,9 +35,9 @@ def build_likelihood_batch(groups: Sequence[Group], config: AjetConfig, *, step:
     lengths = [_count_trained_tokens(episode) for episode in episodes]
     weights = compute_token_weights(config.sft.loss_aggregation, lengths, max_length=1)
     batch = _make_batch(step)
-    places = {id(episode): index for index, group in enumerate(groups) for episode in group.episodes}
+    group_of_episode = {id(episode): index for index, group in enumerate(groups) for episode in group.episodes}
     for episode, weight in zip(episodes, weights, strict=True):
-        batch.samples += _make_samples(episode, places[id(episode)], 1.0, weight)
+        batch.samples += _make_samples(episode, group_of_episode[id(episode)], 1.0, weight)
         batch.outcomes[episode.uuid] = Outcome(step, 1.0)
     return batch
 
@@ -56,14 +56,14 @@ def build_pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Score
     samples = [sample for pair in sides for side in pair for sample in side]
     policy, reference = scores(samples)
     gaps = {
-        id(sample): policy_logprobs.astype(np.float64) - other
-        for sample, policy_logprobs, other in zip(samples, policy, reference, strict=True)
+        id(sample): policy_logprobs.astype(np.float64) - reference_logprobs
+        for sample, policy_logprobs, reference_logprobs in zip(samples, policy, reference, strict=True)
     }
-    gained = {id(sample): float(gaps[id(sample)][sample.timeline.mask].sum()) for sample in samples}
-    chosen_gaps, rejected = (
-        np.array([sum(gained[id(sample)] for sample in pair[side]) for pair in sides], np.float64) for side in (0, 1)
+    gap_sums = {id(sample): float(gaps[id(sample)][sample.timeline.mask].sum()) for sample in samples}
+    chosen_gaps, rejected_gaps = (
+        np.array([sum(gap_sums[id(sample)] for sample in pair[side]) for pair in sides], np.float64) for side in (0, 1)
     )
-    pairs = DpoLoss(config.sft.beta, config.sft.label_smoothing)(chosen_gaps, rejected)
+    pairs = DpoLoss(config.sft.beta, config.sft.label_smoothing)(chosen_gaps, rejected_gaps)
     batch = _make_batch(step)
     for group, pair, slope in zip(groups, sides, pairs.slope, strict=True):
         for episode, side, sign in zip(group.episodes, pair, (1.0, -1.0), strict=True):
@@ -77,7 +77,7 @@ def build_pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Score
         "dpo/accuracy": float((pairs.margin > 0).mean()),
         "dpo/margin": float(pairs.margin.mean()),
         "dpo/chosen": float(config.sft.beta * chosen_gaps.mean()),
-        "dpo/rejected": float(config.sft.beta * rejected.mean()),
+        "dpo/rejected": float(config.sft.beta * rejected_gaps.mean()),
     }
     return batch
 
@@ -87,12 +87,13 @@ def list_samples(groups: Sequence[Group]) -> list[Sample]:
     return [
         sample
         for index, group in enumerate(groups)
-        for e in group.episodes
-        for sample in _make_samples(e, index, 1.0, 0.0)
+        for episode in group.episodes
+        for sample in _make_samples(episode, index, 1.0, 0.0)
     ]
 
 
 def _make_batch(step: int) -> TrainingBatch:
+    """Return an empty batch of written replies."""
     return TrainingBatch(step=step, samples=[], temperature=TEMPERATURE, written=True)
 
 
@@ -101,6 +102,13 @@ def _count_trained_tokens(episode: Episode) -> int:
 
 
 def _make_samples(episode: Episode, group: int, advantage: float, weight: float) -> list[Sample]:
+    """Return a sample for each timeline of an episode with trained tokens.
+
+    Args:
+        group: Index of the episode's group.
+        advantage: The advantage of all tokens.
+        weight: The loss weight of each token.
+    """
     return [
         Sample(timeline, episode.uuid, group, np.full(timeline.ids.size, advantage, np.float32), weight)
         for timeline in episode.timelines

@@ -39,20 +39,20 @@ def compute_token_rewards(
         penalties_T: KL penalties, subtracted from each token's reward.
         places: for each call, where its reply lies in the row.
     """
-    row: Row = -np.asarray(penalties_T, np.float64)
-    if not row.size:
-        return row, 0
-    row[-1] += reward
+    token_rewards: Row = -np.asarray(penalties_T, np.float64)
+    if not token_rewards.size:
+        return token_rewards, 0
+    token_rewards[-1] += reward
     parts = algorithm.parts(episode) if algorithm.settings.process_weight else ()
     for part in parts:
         spans = [(*places[span.call], span) for span in part.tokens if span.call in places]
-        ends = [
+        last_tokens = [
             min(start + span.stop, stop) for start, stop, span in spans if span.start < min(span.stop, stop - start)
         ]
         # The reward goes to the part's last trained token, as an attempt's reward goes to its last token.
-        if ends:  # without ends no token of the part is trained
-            row[max(ends) - 1] += algorithm.settings.process_weight * part.reward
-    return row, len(parts)
+        if last_tokens:  # without ends no token of the part is trained
+            token_rewards[max(last_tokens) - 1] += algorithm.settings.process_weight * part.reward
+    return token_rewards, len(parts)
 
 
 def compute_value_advantages(
@@ -113,9 +113,12 @@ def add_process_credit(
     if not weight:
         return 0
     parts = [(index, part) for index, episode in enumerate(episodes) for part in algorithm.parts(episode)]
-    classes: dict[tuple[int, tuple[str, str]], int] = {}
-    marks = [classes.setdefault((groups_E[index], part.compared), len(classes)) for index, part in parts]
-    values = algorithm.of_parts(np.array([part.reward for _, part in parts], np.float64), marks) if parts else ()
+    # Parts of the same kind and name within a group form a class and are compared with each other.
+    class_ids: dict[tuple[int, tuple[str, str]], int] = {}
+    class_of_part = [class_ids.setdefault((groups_E[index], part.compared), len(class_ids)) for index, part in parts]
+    values = (
+        algorithm.of_parts(np.array([part.reward for _, part in parts], np.float64), class_of_part) if parts else ()
+    )
     for (index, part), value in zip(parts, values, strict=True):
         for span in part.tokens:
             if span.call in places_E[index]:  # other calls have no trained token

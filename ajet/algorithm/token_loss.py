@@ -142,13 +142,14 @@ class TokenLoss:
             reference_T: The reference model's logprobs, read with `kl_coef`.
             ages_T: Token ages for `StaleBounds`.
         """
-        refers = self._require_engine_logprobs(engine_T) if self.behaviour else old_T
+        compared_T = self._require_engine_logprobs(engine_T) if self.behaviour else old_T
         drift = replies.drift if replies is not None else None
         is_chosen = replies.chosen if replies is not None else None
-        loss, clipped = self.policy(LossInputs(logprobs_T, refers, advantages_T, drift, is_chosen))
+        loss, clipped = self.policy(LossInputs(logprobs_T, compared_T, advantages_T, drift, is_chosen))
         if self.bounds is not None:
-            moved = drift if drift is not None else logprobs_T.detach() - refers
-            outside = self.bounds.find_outside(moved, advantages_T, ages_T)
+            # The bounds use the ratio that the loss uses: the reply's, or the token's own.
+            log_ratio_T = drift if drift is not None else logprobs_T.detach() - compared_T
+            outside = self.bounds.find_outside(log_ratio_T, advantages_T, ages_T)
             loss, clipped = loss.masked_fill(outside, 0.0), clipped | outside
         weights = capped = divergence = None
         if self.correction is not None:
@@ -168,6 +169,7 @@ class TokenLoss:
         return TokenLossTerms(loss, clipped, weights, capped, divergence)
 
     def _require_engine_logprobs(self, engine_T: Tensor | None) -> Tensor:
+        """Return the engine's logprobs. Raises ValueError if they are missing."""
         if engine_T is None:
             raise ValueError("importance weights and the behaviour policy's ratio need the engine's logprobs")
         return engine_T

@@ -23,10 +23,14 @@ Aggregation = Literal["token", "sequence", "sequence-sum"]
 
 
 def compute_token_weights(aggregation: Aggregation, lengths_E: Sequence[int], max_length: int) -> list[float]:
-    """Return [E] token weights per episode.
+    """Return the loss weight of a token of each episode, shape [E].
+
+    "token" averages over all tokens, "sequence" over episodes and then their tokens, "sequence-sum" sums an episode's
+    tokens and divides by `max_length`.
 
     Args:
-        lengths_E: T_e of all counted episodes, including episodes without tokens or without a signal.
+        lengths_E: Number of trained tokens of all counted episodes, also of those without tokens or without a signal.
+        max_length: Largest number of reply tokens allowed, read for "sequence-sum" only.
     """
     episodes, tokens = len(lengths_E), sum(lengths_E)
     if aggregation == "token":
@@ -39,7 +43,7 @@ def compute_token_weights(aggregation: Aggregation, lengths_E: Sequence[int], ma
 def compute_mini_batch_scale(aggregation: Aggregation, batch: Sequence[Sample], part: Sequence[Sample]) -> float:
     """Return the factor on token weights when the samples of `part` alone make an optimizer step.
 
-    The scaled weights follow decision 8 over the part, as the original weights do over the batch.
+    The scaled weights average over the part in the same way as the original weights do over the batch.
     """
     if aggregation == "token":
         return _count_tokens(batch) / max(_count_tokens(part), 1)
@@ -67,7 +71,7 @@ def split_mini_batches(samples: Sequence[Sample], count: int) -> list[list[int]]
         units = {}
         for index, sample in enumerate(samples):
             units.setdefault(sample.episode, []).append(index)
-    members = list(units.values())
-    count = min(count, len(members))
-    edges = [round(part * len(members) / count) for part in range(count + 1)] if count else []
-    return [sum(members[start:stop], []) for start, stop in zip(edges, edges[1:], strict=False)]
+    unit_list = list(units.values())
+    count = min(count, len(unit_list))
+    edges = [round(number * len(unit_list) / count) for number in range(count + 1)] if count else []
+    return [sum(unit_list[start:stop], []) for start, stop in zip(edges, edges[1:], strict=False)]

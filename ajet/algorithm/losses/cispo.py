@@ -18,6 +18,7 @@ class CispoLoss(PolicyLoss):
     paper = "CISPO in MiniMax-M1, arXiv 2506.13585, section 3.1"
 
     def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
+        """Compute [T] losses, and [T] booleans, True where the ratio was clipped. All tokens have a gradient."""
         ratio = (tokens.logprobs.detach() - tokens.old).exp()
         weight = ratio.clamp(1 - self.settings.clip_low, 1 + self.settings.clip_high)
         return -weight * tokens.advantages * tokens.logprobs, weight != ratio

@@ -29,6 +29,7 @@ class ClipCovLoss(PolicyLoss):
         return draw_between(compute_covariances(logprobs_N, advantages_N), cov.share, cov.low, cov.high, draw)
 
     def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
+        """Compute [T] losses of the clipped ratio, 0 for chosen tokens, and [T] booleans, True without a gradient."""
         low, high, dual = self.settings.clip_low, self.settings.clip_high, self.settings.clip_dual
         loss, clipped = policy_loss(
             tokens.logprobs, tokens.old, tokens.advantages, clip_low=low, clip_high=high, clip_dual=dual

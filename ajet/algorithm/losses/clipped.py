@@ -24,5 +24,6 @@ class ClippedLoss(PolicyLoss):
     )
 
     def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
+        """Compute [T] losses, and [T] booleans, True where a bound cut off the gradient."""
         low, high, dual = self.settings.clip_low, self.settings.clip_high, self.settings.clip_dual
         return policy_loss(tokens.logprobs, tokens.old, tokens.advantages, clip_low=low, clip_high=high, clip_dual=dual)

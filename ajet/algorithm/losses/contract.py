@@ -78,7 +78,7 @@ class PolicyLoss:
         self.settings = settings
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Pickle the loss by name, same as an algorithm."""
+        """Pickle the loss by name, because other processes may not have loaded the user's file."""
         return self.made_by, (self.name, self.base, self.settings)
 
     def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> TokenMask:
@@ -103,17 +103,22 @@ TokenMask = npt.NDArray[np.bool_]
 
 
 def compute_covariances(logprobs_N: Row, advantages_N: Row) -> Row:
-    """Return the [N] covariance terms of the trained tokens (formula in the module docstring)."""
+    """Return [N] (log p - mean log p) (A - mean A) of the trained tokens, whose mean is their covariance.
+
+    Tokens with large values reduce the policy's entropy most (arXiv 2505.22617, section 4).
+    """
     return (logprobs_N - logprobs_N.mean()) * (advantages_N - advantages_N.mean())
 
 
 def draw_between(covariances_N: Row, share: float, low: float, high: float, draw: np.random.Generator) -> TokenMask:
-    """Select tokens for Clip-Cov: random ones among those with a covariance between the bounds.
+    """Select tokens for Clip-Cov: random ones among those with a covariance between the bounds. Return [N] booleans.
 
     Args:
+        covariances_N: the tokens' covariances (`compute_covariances`).
         share: largest share of all N tokens.
         low: lower bound of the covariance.
         high: upper bound of the covariance.
+        draw: random generator.
     """
     candidates = np.flatnonzero((covariances_N > low) & (covariances_N < high))
     is_chosen = np.zeros(covariances_N.size, np.bool_)
@@ -122,11 +127,12 @@ def draw_between(covariances_N: Row, share: float, low: float, high: float, draw
 
 
 def select_largest(covariances_N: Row, share: float) -> TokenMask:
-    """Select tokens for KL-Cov: the `share` of all N tokens with the largest covariance."""
+    """Select tokens for KL-Cov: the `share` of all N tokens with the largest covariance. Return [N] booleans."""
     is_chosen = np.zeros(covariances_N.size, np.bool_)
     is_chosen[np.argsort(-covariances_N, kind="stable")[: _count_chosen(covariances_N, share)]] = True
     return is_chosen
 
 
 def _count_chosen(covariances_N: Row, share: float) -> int:
+    """Return the number of tokens in a share of N tokens, at least 1 if there are any."""
     return max(1, int(share * covariances_N.size)) if covariances_N.size else 0

@@ -32,6 +32,7 @@ class DppoTvLoss(PolicyLoss):
     paper = f"{PAPER}, equation 13"
 
     def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
+        """Compute [T] losses, 0 beyond the bound on |p - q|, and [T] booleans, True for tokens left out."""
         moved = tokens.logprobs.detach().exp() - tokens.old.exp()
         return compute_bounded_loss(self, tokens, moved.abs(), moved)
 
@@ -46,16 +47,20 @@ class DppoKlLoss(PolicyLoss):
     paper = f"{PAPER}, equation 14"
 
     def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
+        """Compute [T] losses, 0 beyond the bound on KL(old || present), and [T] booleans, True for tokens left out."""
         present, old = tokens.logprobs.detach(), tokens.old
         p, q = present.exp(), old.exp()
-        others = (1 - q) * ((1 - q + ROUNDING) / (1 - p + ROUNDING)).log()
-        return compute_bounded_loss(self, tokens, q * (old - present) + others, p - q)
+        # The divergence between two distributions over "this token or any other".
+        other_tokens_part = (1 - q) * ((1 - q + ROUNDING) / (1 - p + ROUNDING)).log()
+        return compute_bounded_loss(self, tokens, q * (old - present) + other_tokens_part, p - q)
 
 
 def compute_bounded_loss(
     loss: PolicyLoss, tokens: LossInputs, divergence_T: Tensor, moved_T: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses, and True for each token left out.
+    """Return [T] losses -sg(ratio) A log p, 0 for tokens left out, and [T] booleans, True for those.
+
+    A token is left out if its advantage moves it further from the old policy, beyond `clip_low` or `clip_high`.
 
     Args:
         divergence_T: Divergence between the present and the old policy at each token.

@@ -23,9 +23,13 @@ class GspoLoss(PolicyLoss):
     over_replies = True
 
     def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
+        """Compute [T] losses by the ratio of each token's reply, and [T] booleans, True where its bound cut off the
+        gradient.
+        """
         if tokens.drift is None:
             raise ValueError("GSPO needs the mean log ratio of each reply (drift)")
+        # The value is the reply's ratio; the gradient is that of the token's own log-probability (GSPO-token).
         ratio = (tokens.drift + tokens.logprobs - tokens.logprobs.detach()).exp()
-        free = -tokens.advantages * ratio
+        unclipped = -tokens.advantages * ratio
         bounded = -tokens.advantages * ratio.clamp(1 - self.settings.clip_low, 1 + self.settings.clip_high)
-        return torch.maximum(free, bounded), bounded > free
+        return torch.maximum(unclipped, bounded), bounded > unclipped

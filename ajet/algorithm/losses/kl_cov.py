@@ -29,7 +29,8 @@ class KlCovLoss(PolicyLoss):
         return select_largest(compute_covariances(logprobs_N, advantages_N), self.settings.covariance.share)
 
     def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
-        moved = tokens.logprobs - tokens.old
-        penalty = self.settings.covariance.beta * smooth_abs(moved)
-        loss = -tokens.advantages * moved.exp() + penalty.masked_fill(~tokens.require_chosen(), 0.0)
-        return loss, torch.zeros_like(moved, dtype=torch.bool)
+        """Compute [T] losses, with a KL penalty on the chosen tokens, and [T] booleans, all False."""
+        log_ratio = tokens.logprobs - tokens.old
+        penalty = self.settings.covariance.beta * smooth_abs(log_ratio)
+        loss = -tokens.advantages * log_ratio.exp() + penalty.masked_fill(~tokens.require_chosen(), 0.0)
+        return loss, torch.zeros_like(log_ratio, dtype=torch.bool)

@@ -20,5 +20,6 @@ class MinirlLoss(PolicyLoss):
     paper = "MiniRL, arXiv 2512.01374, section 2; AgentRL's MINIRL"
 
     def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
+        """Compute [T] losses, and [T] booleans, all False: no bound cuts off a gradient."""
         ratio = (tokens.logprobs.detach() - tokens.old).exp()
         return -ratio * tokens.advantages * tokens.logprobs, torch.zeros_like(ratio, dtype=torch.bool)

@@ -24,4 +24,5 @@ class OwnLoss(PolicyLoss):
         return OwnLoss, (self.algorithm,)
 
     def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
+        """Compute the losses by the algorithm's own `policy_loss`."""
         return self.algorithm.policy_loss(tokens.logprobs, tokens.old, tokens.advantages)

@@ -20,6 +20,7 @@ class SapoLoss(PolicyLoss):
     paper = "SAPO, arXiv 2511.20347, section 3"
 
     def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
+        """Compute [T] losses, and [T] booleans, all False: the gate lets gradients fade instead of cutting them off."""
         ratio = (tokens.logprobs - tokens.old).exp()
         positive = torch.full_like(ratio, self.settings.tau_positive)
         tau = torch.where(tokens.advantages > 0, positive, self.settings.tau_negative)

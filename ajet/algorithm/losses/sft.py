@@ -20,4 +20,5 @@ class SftLoss(PolicyLoss):
     paper = "supervised fine-tuning where A = 1: InstructGPT, arXiv 2203.02155, section 3.5"
 
     def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
+        """Compute [T] losses, and [T] booleans, all False: there is no bound."""
         return -tokens.advantages * tokens.logprobs, torch.zeros_like(tokens.logprobs, dtype=torch.bool)
