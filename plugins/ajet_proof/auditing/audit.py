@@ -95,6 +95,7 @@ def audit_run(folder: Path, *, weights: bool = True, head: str = "") -> RunAudit
         head: First digits of the digest of a link that must be in the chain, or "" to require none.
     """
     load_project_dotenv(record=folder)
+    # A live run adds links and removes files during an audit: repeat the audit if the chain grew meanwhile.
     for _ in range(LOOKS):
         size = _measure_chain(folder)
         audit = _audit_once(folder, weights, head)
@@ -104,30 +105,44 @@ def audit_run(folder: Path, *, weights: bool = True, head: str = "") -> RunAudit
 
 
 def _measure_chain(folder: Path) -> int:
+    """Return the size of a run's chain file in bytes, or 0 if the run has no chain."""
     path = folder / FILE
     return path.stat().st_size if has_record_file(path) else 0
 
 
 def _audit_once(folder: Path, weights: bool, head: str) -> RunAudit:
+    """Compare a run's files with its chain once.
+
+    File sizes are measured before the chain is read, so what a live run appends meanwhile is not reported as a change.
+
+    Args:
+        weights: True to read the checkpoints' weights, too.
+        head: First digits of the digest of a link that must be in the chain, or "" to require none.
+    """
     checkpoints = checkpoints_of(folder)
     sizes = DiskSizes.of(folder, checkpoints.folder)
     state = read_chain(folder, chain_key())
-    saved = checkpoints.all()
-    audit = RunAudit(folder, state, checkpoints=[each.step for each in saved])
+    saved_checkpoints = checkpoints.all()
+    audit = RunAudit(folder, state, checkpoints=[checkpoint.step for checkpoint in saved_checkpoints])
     audit.altered += list_altered_episodes(folder)
     audit.changes += find_waiting_changes(folder)
-    heads = [(f"checkpoints/step-{each.step}", each.chain) for each in saved if each.chain]
-    heads += [("--head", head)] if head else []
+    # (name of the source, digest of a link): every source saw the link, so a chain without it lost entries.
+    required_heads = [
+        (f"checkpoints/step-{checkpoint.step}", checkpoint.chain)
+        for checkpoint in saved_checkpoints
+        if checkpoint.chain
+    ]
+    required_heads += [("--head", head)] if head else []
     if state is not None:
         audit.changes += find_changes(folder, checkpoints.folder, state, weights=weights, sizes=sizes)
     else:
         audit.changes += _find_changes_without_chain(folder, checkpoints, sizes, weights=weights)
-    for name, digest in heads:
+    for name, digest in required_heads:
         if state is None:
             audit.changes.append(
                 Change(FILE, f"the file is missing, but {name} contains the digest of one of its entries")
             )
-        elif not any(each.startswith(digest) for each in state.heads):
+        elif not any(link_digest.startswith(digest) for link_digest in state.heads):
             audit.changes.append(Change(FILE, f"entries are missing: {name} refers to entry {digest[:12]}"))
     return audit
 
@@ -205,37 +220,45 @@ def read_episode_rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _check_linked_episodes(
-    folder: Path, index: ChainIndex, found: Sequence[EpisodeLineLocation]
+    folder: Path, index: ChainIndex, locations: Sequence[EpisodeLineLocation]
 ) -> Iterator[dict[str, Any]]:
     """Read the lines of episodes that the chain lists, and compare each with its digest in the chain.
 
     Args:
-        found: locations of the lines, from the chain.
+        locations: locations of the lines, from the chain.
+
+    Yields:
+        The facts of each line. Only uuid and location are known if the line was changed (`as_committed` False), or if
+        its file was removed (`gone` True).
     """
-    starts: dict[int, dict[str, Any]] = {}
-    for each in found:
-        about = {"file": each.file, "line": each.number, "link": each.link}
-        if each.start not in starts:
-            starts[each.start] = index.read_start(each.start)
-        start = starts[each.start]
-        about["played_by"] = {name: start.get(name) for name in ("process", "backbone", "engine", "versions")}
-        line, arrays = _read_line_and_arrays(folder, each)
+    start_by_link: dict[int, dict[str, Any]] = {}
+    for location in locations:
+        source = {"file": location.file, "line": location.number, "link": location.link}
+        if location.start not in start_by_link:
+            start_by_link[location.start] = index.read_start(location.start)
+        start = start_by_link[location.start]
+        source["played_by"] = {name: start.get(name) for name in ("process", "backbone", "engine", "versions")}
+        line, arrays = _read_line_and_arrays(folder, location)
         if line is None:
-            yield {"uuid": each.line.uuid, "task": each.line.task, **about, "as_committed": None, "gone": True}
+            yield {"uuid": location.line.uuid, "task": location.line.task, **source, "as_committed": None, "gone": True}
             continue
-        same = digest_of(line) == each.line.digest
-        as_committed = same and (arrays is None or digest_of(arrays) == each.line.blob_digest)
-        row = _parse_episode_facts(line, f"{folder / each.file}:{each.number}") if same else {"uuid": each.line.uuid}
-        yield {**row, **about, "as_committed": as_committed, "gone": False}
+        same = digest_of(line) == location.line.digest
+        as_committed = same and (arrays is None or digest_of(arrays) == location.line.blob_digest)
+        row = (
+            _parse_episode_facts(line, f"{folder / location.file}:{location.number}")
+            if same
+            else {"uuid": location.line.uuid}
+        )
+        yield {**row, **source, "as_committed": as_committed, "gone": False}
 
 
-def _read_line_and_arrays(folder: Path, found: EpisodeLineLocation) -> tuple[bytes | None, bytes | None]:
+def _read_line_and_arrays(folder: Path, location: EpisodeLineLocation) -> tuple[bytes | None, bytes | None]:
     """Read the JSON line and the arrays of an episode. Each is None if its file was removed."""
-    path = folder / found.file
+    path = folder / location.file
     parts: list[bytes | None] = []
     for file, offset, length in (
-        (path, found.at, found.line.length),
-        (path.with_suffix(".bin"), found.blob_at, found.line.blob_length),
+        (path, location.at, location.line.length),
+        (path.with_suffix(".bin"), location.blob_at, location.line.blob_length),
     ):
         if not has_record_file(file):
             parts.append(None)
@@ -273,6 +296,7 @@ def _scan_episode_files(folder: Path, mark: str = "", only: int | None = None) -
 
 
 def _read_next_line(stream: BinaryIO, where: str) -> bytes:
+    """Return the next line of a record file. Raises UserError, with `where` as the place, if the line is too long."""
     try:
         return next_line(stream)
     except ValueError as error:
@@ -295,6 +319,7 @@ def _find_unlinked_episodes(folder: Path, mark: str = "", only: int | None = Non
 
 
 def _parse_episode_facts(line: bytes, where: str) -> dict[str, Any]:
+    """Return the facts of an episode's JSON line. Raises UserError, with `where` as the place, for a malformed line."""
     try:
         return collect_episode_facts(parse_object(line))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -331,11 +356,11 @@ def _build_trail(folder: Path, index: ChainIndex, step: int | None, episodes: li
     shown_steps = sorted(trained_steps | ({step} if step is not None else set()))
     rows = _read_metric_rows(folder / METRICS, set(shown_steps))
     steps = []
-    for each in shown_steps:
-        row, digest = rows.get(each, (None, ""))
-        link, committed = index.find_step_link(each), index.list_row_digests(each)
-        about = {"link": link, "row": row, "as_committed": digest in committed if link is not None else None}
-        steps.append({"step": each, **about, **saved.find_checkpoints_with(each)})
+    for shown_step in shown_steps:
+        row, digest = rows.get(shown_step, (None, ""))
+        link, committed = index.find_step_link(shown_step), index.list_row_digests(shown_step)
+        facts = {"link": link, "row": row, "as_committed": digest in committed if link is not None else None}
+        steps.append({"step": shown_step, **facts, **saved.find_checkpoints_with(shown_step)})
     return Trail(folder, step, episodes, steps)
 
 
@@ -349,9 +374,10 @@ def _read_metric_rows(path: Path, steps: set[int]) -> dict[int, tuple[dict[str, 
             line = _read_next_line(lines, f"{path}:{number}")
             if not line.endswith(b"\n"):
                 break
-            head = _STEP.match(line)
-            if head is not None and int(head[1]) in steps and b'"tasks": ' in line:
-                rows[int(head[1])] = parse_object(line), digest_of(line)
+            step_match = _STEP.match(line)
+            # Rows of validations have no key `tasks`; they do not describe an update.
+            if step_match is not None and int(step_match[1]) in steps and b'"tasks": ' in line:
+                rows[int(step_match[1])] = parse_object(line), digest_of(line)
     return rows
 
 
@@ -415,6 +441,12 @@ def collect_episode_facts(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _summarize_call(call: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a call's facts for an audit: agent, numbers of prompt and sampled tokens, policy versions, reply.
+
+    Args:
+        call: the call's JSON row; its ids are stored as positions (start, stop) in the episode's arrays.
+        messages: the episode's messages, to which `call["reply"]` is an index.
+    """
     start, stop = call["response_ids"]
     fresh_start, fresh_stop = call["suffix_ids"]
     reply = messages[call["reply"]] if call["reply"] is not None else {}
@@ -424,7 +456,7 @@ def _summarize_call(call: Mapping[str, Any], messages: list[dict[str, Any]]) -> 
         "trained": call["trained"],
         "prompt": call["prefix"] + fresh_stop - fresh_start,
         "sampled": stop - start,
-        "versions": [run[1:] for run in call["versions"]],
+        "versions": [run[1:] for run in call["versions"]],  # (first token, low, high) -> (low, high)
         "finish": call["finish"],
         "error": call["error"],
         "started": call["started"],
@@ -434,6 +466,7 @@ def _summarize_call(call: Mapping[str, Any], messages: list[dict[str, Any]]) -> 
 
 
 def _summarize_tool_use(use: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool call's facts for an audit, with its result cut to SHOWN characters."""
     facts = {name: use.get(name) for name in ("name", "server", "call_id", "digest", "started", "ended")}
     return facts | {
         "arguments": use.get("arguments"),
@@ -443,8 +476,10 @@ def _summarize_tool_use(use: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _format_failure(failure: Mapping[str, Any] | None) -> str | None:
+    """Return a failure as "boundary: kind: message", or None without a failure."""
     return f"{failure['boundary']}: {failure['kind']}: {_shorten_text(failure['message'])}" if failure else None
 
 
 def _shorten_text(text: str) -> str:
+    """Cut a text to SHOWN characters and append its full length, if it is longer."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"

@@ -58,7 +58,7 @@ class ChainIndex:
         self._file = open_record_file(path) if has_record_file(path) and path.stat().st_size else None
         self._text: Any = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) if self._file else b""
         self._complete_end = self._text.rfind(b"\n") + 1
-        """Byte offset of a last link that was not written completely, as after a kill."""
+        """Byte offset after the last complete link; a killed process may have left part of a link behind it."""
         self._heads = list(self._read_heads())
         self._start_offsets = {head.link: head.at for head in self._heads if head.kind == "start"}
         self._resume_offsets = [(head.at, head.step) for head in self._heads if head.kind == "resume"]
@@ -73,6 +73,7 @@ class ChainIndex:
 
     def find_episode(self, beginning: str) -> list[EpisodeLineLocation]:
         """Return the locations of episodes whose uuid begins with these letters."""
+        # A link lists an episode as `["uuid", "task", ...]`; the digits of a uuid need no JSON escapes.
         needle = b'["' + json.dumps(beginning, ensure_ascii=False).encode()[1:-1]
         return self._find_lines(needle, lambda line: line.uuid.startswith(beginning))
 
@@ -87,7 +88,8 @@ class ChainIndex:
         if head is None:
             return None, []
         file = f"step-{step}.jsonl"
-        return head.link, [each for each in self._read_lines_at(head.at) if each.file.endswith(f"/{file}")]
+        # The link may also list episodes of a validation, which were not trained.
+        return head.link, [location for location in self._read_lines_at(head.at) if location.file.endswith(f"/{file}")]
 
     def find_step_link(self, step: int) -> int | None:
         """Return the link number of a training step, or None if the chain does not have the step."""
@@ -118,10 +120,16 @@ class ChainIndex:
         return [(int(start["step"]), str(start.get("files", {}).get("resolved.yaml", ""))) for start in starts]
 
     def _find_lines(self, needle: bytes, wanted: Any) -> list[EpisodeLineLocation]:
+        """Return the locations of the wanted episodes, in all links that contain some bytes.
+
+        Args:
+            needle: bytes that the JSON of a wanted episode contains; a fast search for them replaces parsing all links.
+            wanted: decides by an episode's `LinkedLine` whether it is wanted.
+        """
         locations: list[EpisodeLineLocation] = []
         end = 0
         while (offset := self._text.find(needle, end, self._complete_end)) >= 0:
-            locations += [each for each in self._read_lines_at(offset) if wanted(each.line)]
+            locations += [location for location in self._read_lines_at(offset) if wanted(location.line)]
             end = self._text.find(b"\n", offset) + 1
             if not end:
                 break
@@ -137,10 +145,10 @@ class ChainIndex:
         number = self._heads[bisect_left(self._heads, begin, key=lambda head: head.at)].link
         start = max((link for link in self._start_offsets if link <= number), default=0)
         try:
-            written = [LinkedLines.of(block) for block in self._parse_link(at).get("episodes", ())]
-            places = [
+            line_blocks = [LinkedLines.of(block) for block in self._parse_link(at).get("episodes", ())]
+            offsets_by_block = [
                 (lines, list(lines.places()))
-                for lines in written
+                for lines in line_blocks
                 if self._is_retained(at, parse_episode_step(lines.file))
             ]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -149,9 +157,9 @@ class ChainIndex:
                 where=f"{self._path}, link {number}",
                 do="restore the file from a copy",
             ) from error
-        for lines, line_offsets in places:
-            for nth, (line, line_offset, blob_at) in enumerate(line_offsets, lines.first):
-                yield EpisodeLineLocation(number, start, lines.file, nth, line_offset, blob_at, line)
+        for lines, line_offsets in offsets_by_block:
+            for line_number, (line, line_offset, blob_at) in enumerate(line_offsets, lines.first):
+                yield EpisodeLineLocation(number, start, lines.file, line_number, line_offset, blob_at, line)
 
     def _find_step_head(self, step: int) -> _LinkHead | None:
         step_heads = (head for head in self._heads if (head.kind, head.step) == ("step", step))
@@ -164,12 +172,13 @@ class ChainIndex:
             at: byte offset of the link.
             step: its step.
         """
-        return all(resume < at or after >= step for resume, after in self._resume_offsets)
+        return all(resume_offset < at or resumed_step >= step for resume_offset, resumed_step in self._resume_offsets)
 
     def _read_heads(self) -> Iterator[_LinkHead]:
-        """Yield the first fields of all links, in order."""
+        """Yield the first fields of all links, in order. A link that cannot be parsed has the number 0 and no kind."""
         offset = 0
         while (end := self._text.find(b"\n", offset)) >= 0:
+            # The fields end within 100 bytes: three short values at the start of the link.
             match = _HEAD.match(self._text[offset : offset + 100])
             yield (
                 _LinkHead(offset, int(match[1]), match[2].decode(), int(match[3]))
@@ -179,9 +188,11 @@ class ChainIndex:
             offset = end + 1
 
     def _find_line_bounds(self, at: int) -> tuple[int, int]:
+        """Return the byte offsets (start, end) of the chain's line that contains the offset `at`."""
         end = self._text.find(b"\n", at)
         return self._text.rfind(b"\n", 0, at) + 1, len(self._text) if end < 0 else end
 
     def _parse_link(self, at: int) -> dict[str, Any]:
+        """Parse the link that contains the byte offset `at`. Raises ValueError if it is damaged."""
         begin, end = self._find_line_bounds(at)
         return parse_object(self._text[begin:end])

@@ -125,10 +125,16 @@ class ChainState:
         Yields:
             (line with its digests, byte offset of the line, byte offset of its arrays in the `.bin` file).
         """
-        for each in self.files.get(file, ()):
-            yield from each.places()
+        for line_block in self.files.get(file, ()):
+            yield from line_block.places()
 
     def _apply_start(self, link: Mapping[str, Any]) -> None:
+        """Apply the link that a process writes at its start.
+
+        `from` is the checkpoint from which the process continues. `own` is True if it lies in this run's folder, where
+        it must
+        still be present.
+        """
         self.starts.append(dict(link))
         self.run = str(link["run"])
         if (base := link.get("from")) is not None:
@@ -153,6 +159,8 @@ class ChainState:
         }
 
     def _forget_steps_after(self, after: int) -> None:
+        """Remove all files, rows, steps and checkpoints after a step from the state, as a resume at this step removes
+        them."""
         self.files = {file: lines for file, lines in self.files.items() if parse_episode_step(file) <= after}
         self.rows = [row for row in self.rows if row[0] <= after]
         self.steps = {step: link for step, link in self.steps.items() if step <= after}
@@ -161,11 +169,13 @@ class ChainState:
                 del checkpoints[step]
 
     def _count_adopted_lines(self, link: Mapping[str, Any]) -> None:
+        """Count the lines and rows that a killed process wrote without a link, and that this resume link lists."""
         for block in link.get("episodes", ()):
             self.adopted[block["file"]] += len(block["lines"])
         self.adopted[METRICS] += len(link.get("rows", ()))
 
     def _apply_removal(self, link: Mapping[str, Any]) -> None:
+        """Apply a link of `ajet gc`: the files and checkpoints that it removed need not be present."""
         for file in link["removed"]:
             self.removed[file] = str(link["why"])
         for step in link["checkpoints"]:
@@ -217,7 +227,7 @@ def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
 
 
 def _find_link_problem(
-    state: ChainState, link: Mapping[str, Any], body: bytes, digest: str, key: bytes | None, named: str
+    state: ChainState, link: Mapping[str, Any], body: bytes, digest: str, key: bytes | None, user_key_name: str
 ) -> str:
     """Return why a link cannot follow the previous one, or "" if it can.
 
@@ -226,12 +236,12 @@ def _find_link_problem(
         body: the link's bytes without its digest.
         digest: the digest written with the link.
         key: the key set by the user, or None.
-        named: the name of this key, or "".
+        user_key_name: the name of this key, or "".
     """
     link_key = str(link.get("key", ""))
     if state.key and link_key != state.key:
         return "this entry was written without the key of the earlier entries"
-    if link_key and link_key != named:
+    if link_key and link_key != user_key_name:
         state.is_key_verified = False
     elif link_digest(body, key if link_key else None) != digest:
         return "this entry was changed"
@@ -309,13 +319,19 @@ def _check_settings(folder: Path, state: ChainState) -> Iterator[Change]:
 
 
 def _check_episode_lines(folder: Path, file: str, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
-    path, places = folder / file, list(state.iterate_lines(file))
+    """Yield the differences between an episode file's lines and their digests in the chain.
+
+    Args:
+        file: path of the file below `folder`, the run's folder.
+        sizes: file sizes measured before the chain was read.
+    """
+    path, line_locations = folder / file, list(state.iterate_lines(file))
     if not has_record_file(path):
-        yield Change(file, f"the file is missing, with {len(places)} episodes")
+        yield Change(file, f"the file is missing, with {len(line_locations)} episodes")
         return
-    expected = [line.digest for line, _, _ in places]
+    expected = [line.digest for line, _, _ in line_locations]
     actual = _digest_lines(path, len(expected), sizes.files.get(file, 0))
-    names = [f"episode {line.uuid}" for line, _, _ in places]
+    names = [f"episode {line.uuid}" for line, _, _ in line_locations]
     yield from _compare_lines(
         file, expected, actual, names, open_end=state.unlinked.admits_file(file, parse_episode_step(file))
     )
@@ -340,36 +356,52 @@ def _digest_lines(path: Path, linked: int, size: int) -> list[str]:
 
 
 def _compare_lines(
-    file: str, expected: Sequence[str], found: Sequence[str], names: Sequence[str], *, open_end: bool
+    file: str, expected: Sequence[str], actual: Sequence[str], names: Sequence[str], *, open_end: bool
 ) -> Iterator[Change]:
-    """Yield the differences between the committed lines of a file and its present lines, compared by digest."""
-    if list(found[: len(expected)]) == list(expected) and (open_end or len(found) == len(expected)):
+    """Yield the differences between the committed lines of a file and its present lines, compared by digest.
+
+    Args:
+        file: the file's path, for messages.
+        expected: digests of the committed lines, in order.
+        actual: digests of the present lines.
+        names: descriptions of the committed lines, for messages.
+        open_end: True if further lines may follow that are not committed yet.
+    """
+    if list(actual[: len(expected)]) == list(expected) and (open_end or len(actual) == len(expected)):
         return
     # A line is "changed" if an unknown line stands in its place, else "missing". Equal lines may occur several times.
-    expected_counts, actual_counts = Counter(expected), Counter(found)
+    expected_counts, actual_counts = Counter(expected), Counter(actual)
     changed: set[int] = set()
     for index, (digest, name) in enumerate(zip(expected, names, strict=True)):
         if actual_counts[digest]:
             actual_counts[digest] -= 1
-        elif index < len(found) and not expected_counts[found[index]]:
+        elif index < len(actual) and not expected_counts[actual[index]]:
             changed.add(index)
             yield Change(file, f"this line was changed ({name})", index + 1)
         else:
             yield Change(file, f"a line is missing here ({name})", index + 1)
-    extra = Counter(expected)
-    for index, digest in enumerate(found):
-        if extra[digest]:
-            extra[digest] -= 1
+    # Present lines beyond the committed number of equal lines were never committed.
+    unclaimed_counts = Counter(expected)
+    for index, digest in enumerate(actual):
+        if unclaimed_counts[digest]:
+            unclaimed_counts[digest] -= 1
         elif index not in changed and not (open_end and index >= len(expected)):
             yield Change(file, "this line was never committed", index + 1)
-    if Counter(expected) == Counter(found):
-        index = next(index for index, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1])
+    if Counter(expected) == Counter(actual):
+        index = next(index for index, pair in enumerate(zip(expected, actual, strict=True)) if pair[0] != pair[1])
         yield Change(file, "from here on, the lines are in another order", index + 1)
 
 
 def _check_arrays(
     folder: Path, file: str, arrays: str, places: Sequence[tuple[LinkedLine, int, int]]
 ) -> Iterator[Change]:
+    """Yield a change for each episode whose arrays differ from their digest in the chain.
+
+    Args:
+        file: the episode file, for messages.
+        arrays: the `.bin` file with the arrays. Both are paths below `folder`, the run's folder.
+        places: each line of the episode file with its byte offset and that of its arrays.
+    """
     path = folder / arrays
     if not has_record_file(path):
         yield Change(arrays, f"the file is missing, with the arrays of {len(places)} episodes")
@@ -395,12 +427,13 @@ def _find_foreign_files(state: ChainState, sizes: DiskSizes) -> Iterator[Change]
 
 
 def _check_metric_rows(path: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
+    """Yield the differences between the rows of metrics.jsonl and their digests in the chain."""
     linked = [digest for _, digest in state.rows]
     size = sizes.files.get(METRICS, 0)
     actual = _digest_lines(path, len(linked), size) if has_record_file(path) else []
     names = [f"a row of step {step}" for step, _ in state.rows]
-    beyond = actual[len(linked) :]
-    open_end = state.unlinked.admits_rows(beyond, _read_row_steps(path, len(beyond)))
+    unlinked_rows = actual[len(linked) :]
+    open_end = state.unlinked.admits_rows(unlinked_rows, _read_row_steps(path, len(unlinked_rows)))
     yield from _compare_lines(METRICS, linked, actual, names, open_end=open_end)
 
 
@@ -420,6 +453,12 @@ def _read_row_steps(path: Path, count: int) -> list[int]:
 
 
 def _check_checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterator[Change]:
+    """Yield a change for each required checkpoint that is missing, replaced or damaged.
+
+    Args:
+        folder: the checkpoints' folder.
+        weights: True to read the weights, too.
+    """
     for step, digest in sorted(state.required.items()):
         name = f"checkpoints/step-{step}"
         checkpoint, replaced = folder / f"step-{step}", folder / f".step-{step}.replaced"
@@ -453,6 +492,7 @@ def _find_foreign_checkpoints(folder: Path, state: ChainState, sizes: DiskSizes)
 
 
 def _find_damage(checkpoint: Checkpoint, weights: bool) -> str:
+    """Describe a checkpoint's damaged or extra files, or return "". With `weights`, the weights are read, too."""
     try:
         return checkpoint.damage(tensors=weights) or checkpoint.find_extra_files()
     except FileNotFoundError:  # a live run may remove old checkpoints meanwhile

@@ -52,6 +52,7 @@ def export_episodes(folder: Path, target: Path) -> int:
 
 
 def _write_lines(stream: BinaryIO, rows: Iterator[dict[str, Any]]) -> int:
+    """Write rows as JSON lines, and return their number."""
     count = 0
     for row in rows:
         stream.write(f"{dumps(row)}\n".encode())
@@ -60,6 +61,8 @@ def _write_lines(stream: BinaryIO, rows: Iterator[dict[str, Any]]) -> int:
 
 
 def _write_parquet(stream: BinaryIO, rows: Iterator[dict[str, Any]]) -> int:
+    """Write rows as Parquet in blocks of ROWS_AT_ONCE, and return their number. Raises MissingExtraError without
+    pyarrow."""
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
@@ -76,4 +79,5 @@ def _write_parquet(stream: BinaryIO, rows: Iterator[dict[str, Any]]) -> int:
 
 
 def _encode_cell(name: str, value: Any) -> Any:
+    """Encode a value as JSON text if its column has the type "json"; other values stay unchanged."""
     return json.dumps(value, ensure_ascii=False) if COLUMNS[name] == "json" else value

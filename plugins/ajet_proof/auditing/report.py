@@ -54,10 +54,16 @@ def print_audit(found: RunAudit | Trail, console: Console) -> None:
 
 
 def _count_episodes(found: RunAudit) -> int:
-    return sum(len(written.lines) for files in found.state.files.values() for written in files) if found.state else 0
+    """Return the number of episodes that the chain of an audited run lists, or 0 without a chain."""
+    return (
+        sum(len(line_block.lines) for line_blocks in found.state.files.values() for line_block in line_blocks)
+        if found.state
+        else 0
+    )
 
 
 def _format_run(found: RunAudit) -> Iterator[str]:
+    """Yield the screen lines of a run's audit: size of the chain, left-out episodes, changes, conclusion."""
     state = found.state
     if state is None and found.ok:
         yield f"{found.run.name} has no chain, because it trained no step:"
@@ -70,8 +76,8 @@ def _format_run(found: RunAudit) -> Iterator[str]:
         )
         yield f"head {state.head}"
         yield from _describe_chain(found)
-    for each in found.altered[:MOST]:
-        yield f"left out {each}"
+    for altered_episode in found.altered[:MOST]:
+        yield f"left out {altered_episode}"
     if len(found.altered) > MOST:
         yield f"and {len(found.altered) - MOST} more (--json lists all)"
     for change in found.changes[:MOST]:
@@ -85,6 +91,7 @@ def _format_run(found: RunAudit) -> Iterator[str]:
 
 
 def _describe_chain(found: RunAudit) -> Iterator[str]:
+    """Yield lines on the key of the chain, lines of killed processes, and removed files."""
     state = found.state
     assert state is not None
     if not state.key:
@@ -101,7 +108,8 @@ def _describe_chain(found: RunAudit) -> Iterator[str]:
 
 
 def _format_trail(found: Trail) -> Iterator[str | Table]:
-    is_single = len({each["uuid"] for each in found.episodes}) == 1 and found.step is None
+    """Yield the lines and the table that show the traced episodes and steps. A single episode is shown in detail."""
+    is_single = len({episode["uuid"] for episode in found.episodes}) == 1 and found.step is None
     if is_single:
         is_shown = False
         for episode in found.episodes:
@@ -118,63 +126,67 @@ def _format_trail(found: Trail) -> Iterator[str | Table]:
         yield from _format_summary(found)
 
 
-def _format_episode(each: dict[str, Any], *, is_repeated: bool) -> Iterator[str]:
+def _format_episode(episode: dict[str, Any], *, is_repeated: bool) -> Iterator[str]:
     """Format an episode as lines.
 
     Args:
-        each: facts of the episode's line.
+        episode: facts of the episode's line.
         is_repeated: True if the episode was printed already, because another step trained it too.
     """
-    yield f"{'again    ' if is_repeated else 'episode  '}{each['uuid']} · {_format_commitment(each)}"
-    if each["as_committed"] is False or each.get("gone"):
+    yield f"{'again    ' if is_repeated else 'episode  '}{episode['uuid']} · {_format_commitment(episode)}"
+    if episode["as_committed"] is False or episode.get("gone"):
         return
     if not is_repeated:
-        yield from _format_attempt(each)
-    if each["trained_in"] is not None:
+        yield from _format_attempt(episode)
+    if episode["trained_in"] is not None:
         yield (
-            f"used     in step {each['trained_in']}: advantage {format_number(each['advantage'], '.3g')}, "
-            f"{each['trained_tokens']} of {each['sampled_tokens']} tokens trained{_format_untrained(each)}"
+            f"used     in step {episode['trained_in']}: advantage {format_number(episode['advantage'], '.3g')}, "
+            f"{episode['trained_tokens']} of {episode['sampled_tokens']} tokens trained{_format_untrained(episode)}"
         )
-    elif each["discarded"]:
-        yield f"dropped  with its group: {each['discarded']}{_format_untrained(each)}"
+    elif episode["discarded"]:
+        yield f"dropped  with its group: {episode['discarded']}{_format_untrained(episode)}"
 
 
-def _format_attempt(each: dict[str, Any]) -> Iterator[str]:
-    yield f"task     {each['task']}, attempt {each['repeat']}, {each['split']}: {_shorten_text(each['question'])}"
-    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["started"]))
-    seconds = each["ended"] - each["started"]
-    yield f"played   for step {each['played_for']}, {clock}, {seconds:.1f} s{_format_player(each)}"
-    for number, call in enumerate(each["calls"][:MOST]):
+def _format_attempt(episode: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines on an attempt: task, time, model calls, tool calls, status and verdict."""
+    question = _shorten_text(episode["question"])
+    yield f"task     {episode['task']}, attempt {episode['repeat']}, {episode['split']}: {question}"
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(episode["started"]))
+    seconds = episode["ended"] - episode["started"]
+    yield f"played   for step {episode['played_for']}, {clock}, {seconds:.1f} s{_format_player(episode)}"
+    for number, call in enumerate(episode["calls"][:MOST]):
         versions = ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in call["versions"])
         yield (
             f"call {number:<3} {call['agent']}: {call['prompt']} + {call['sampled']} tokens, policy version "
             f"{versions or 'none'}, {call['error'] or call['finish']}: {_shorten_text(call['said'])}"
         )
-    for use in each["tools"][:MOST]:
-        took = use["ended"] - use["started"]
+    for use in episode["tools"][:MOST]:
+        seconds_taken = use["ended"] - use["started"]
         yield (
             f"tool     {use['name']}({_shorten_text(json.dumps(use['arguments'], ensure_ascii=False), 40)}) "
-            f"{use['error'] or 'answered'} after {took:.2f} s, digest {use['digest'][:12]}: "
+            f"{use['error'] or 'answered'} after {seconds_taken:.2f} s, digest {use['digest'][:12]}: "
             f"{_shorten_text(use['result'], 60)}"
         )
-    ending = f" ({each['ending']})" if each["ending"] else ""
-    failure = f": {_shorten_text(each['failure'])}" if each["failure"] else ""
-    yield f"ended    {each['status']}{ending}{failure}"
-    yield f"verdict  {_format_verdict(each)}"
+    ending = f" ({episode['ending']})" if episode["ending"] else ""
+    failure = f": {_shorten_text(episode['failure'])}" if episode["failure"] else ""
+    yield f"ended    {episode['status']}{ending}{failure}"
+    yield f"verdict  {_format_verdict(episode)}"
 
 
-def _format_step(each: dict[str, Any]) -> Iterator[str]:
-    row = each["row"] or {}
+def _format_step(step: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines on a training step: its metrics, whether they are as committed, and the checkpoints with its
+    update."""
+    row = step["row"] or {}
     numbers = [
         f"{name} {row[key]:.4g}"
         for name, key in (("reward", "train/reward"), ("loss", "loss"), ("grad", "grad_norm"), ("lr", "lr"))
         if isinstance(row.get(key), (int, float))
     ]
     version = f", policy version {row['version']}" if "version" in row else ""
-    link = f"link {each['link']}" if each["link"] else "no link"
-    link += ", NOT as committed" if each["as_committed"] is False else ""
-    yield f"update   step {each['step']}{version} ({link}): {', '.join(numbers) or 'no row of metrics'}"
-    present, first = each["checkpoints"], each["first_checkpoint"]
+    link = f"link {step['link']}" if step["link"] else "no link"
+    link += ", NOT as committed" if step["as_committed"] is False else ""
+    yield f"update   step {step['step']}{version} ({link}): {', '.join(numbers) or 'no row of metrics'}"
+    present, first = step["checkpoints"], step["first_checkpoint"]
     if first is None:
         yield "saved    in no checkpoint yet"
     else:
@@ -183,6 +195,7 @@ def _format_step(each: dict[str, Any]) -> Iterator[str]:
 
 
 def _build_episode_table(found: Trail) -> Table:
+    """Build a table with one row per traced episode, at most MOST. A changed or removed episode has no values."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("episode", "task", "try", "calls", "tools", "reward", "step", "advantage", "trained", "line"):
         is_text = name in ("episode", "task")
@@ -205,6 +218,7 @@ def _build_episode_table(found: Trail) -> Table:
 
 
 def _format_summary(found: Trail) -> Iterator[str]:
+    """Yield lines with the numbers of changed and unverified episodes, and the processes that ran them."""
     changed = sum(episode["as_committed"] is False for episode in found.episodes)
     unknown = sum(episode["as_committed"] is None for episode in found.episodes)
     if changed:
@@ -218,48 +232,53 @@ def _format_summary(found: Trail) -> Iterator[str]:
         yield f"played{player}"
 
 
-def _format_commitment(each: dict[str, Any]) -> str:
-    location = f"{each['file']}:{each['line']}"
-    if each.get("gone"):
-        return f"{location} was removed; link {each['link']} keeps its digest"
-    if each["as_committed"] is None:
+def _format_commitment(episode: dict[str, Any]) -> str:
+    """Format an episode's file and line, and whether the line equals its digest in the chain."""
+    location = f"{episode['file']}:{episode['line']}"
+    if episode.get("gone"):
+        return f"{location} was removed; link {episode['link']} keeps its digest"
+    if episode["as_committed"] is None:
         return f"{location}, recorded without a chain"
-    return f"{location}, {'as committed' if each['as_committed'] else 'NOT as committed'} by link {each['link']}"
+    return f"{location}, {'as committed' if episode['as_committed'] else 'NOT as committed'} by link {episode['link']}"
 
 
-def _format_player(each: dict[str, Any]) -> str:
-    """Describe the process and the sampler that an attempt was played by, or return "" if neither is recorded."""
-    player = each.get("played_by") or {}
-    if not player and not each.get("sampler"):
+def _format_player(episode: dict[str, Any]) -> str:
+    """Describe the process and the sampler that ran an attempt, or return "" if neither is recorded."""
+    player = episode.get("played_by") or {}
+    if not player and not episode.get("sampler"):
         return ""
     process = player.get("process") or {}
     versions = ", ".join(f"{name} {version}" for name, version in (player.get("versions") or {}).items())
     origin = f"process {process.get('pid')} on {process.get('host')}, backbone {player.get('backbone')}"
-    if each.get("sampler"):
-        return f" by sampler {each['sampler']}" + (f", for {origin} ({versions})" if player else "")
+    if episode.get("sampler"):
+        return f" by sampler {episode['sampler']}" + (f", for {origin} ({versions})" if player else "")
     return f" by {origin}, engine {player.get('engine')} ({versions})"
 
 
-def _format_verdict(each: dict[str, Any]) -> str:
-    if each["reward"] is None:
-        return "no score" + (f": {_shorten_text(each['verdict'])}" if each["verdict"] else "")
-    scores = ", ".join(f"{name} {format_number(value, '.3g')}" for name, value in each["scores"].items())
-    parts = [f"reward {each['reward']:g}"]
-    parts += [] if each["success"] is None else ["success" if each["success"] else "no success"]
-    parts += [f"{each['scorer']}{f' ({scores})' if scores else ''}"] if each["scorer"] else []
-    return ", ".join(parts) + (f": {_shorten_text(each['verdict'])}" if each["verdict"] else "")
+def _format_verdict(episode: dict[str, Any]) -> str:
+    """Format reward, success, scorer and reason of an episode's verdict."""
+    if episode["reward"] is None:
+        return "no score" + (f": {_shorten_text(episode['verdict'])}" if episode["verdict"] else "")
+    scores = ", ".join(f"{name} {format_number(value, '.3g')}" for name, value in episode["scores"].items())
+    parts = [f"reward {episode['reward']:g}"]
+    parts += [] if episode["success"] is None else ["success" if episode["success"] else "no success"]
+    parts += [f"{episode['scorer']}{f' ({scores})' if scores else ''}"] if episode["scorer"] else []
+    return ", ".join(parts) + (f": {_shorten_text(episode['verdict'])}" if episode["verdict"] else "")
 
 
-def _format_untrained(each: dict[str, Any]) -> str:
-    counts = ", ".join(f"{count} {reason}" for reason, count in each["untrained"].items() if count)
+def _format_untrained(episode: dict[str, Any]) -> str:
+    """Format an episode's numbers of untrained tokens by reason in parentheses, or return "" without any."""
+    counts = ", ".join(f"{count} {reason}" for reason, count in episode["untrained"].items() if count)
     return f" ({counts})" if counts else ""
 
 
 def _format_checkpoints(steps: list[int]) -> str:
+    """Format the names of the first three checkpoints and the number of the others."""
     names = ", ".join(f"step-{step}" for step in steps[:3]) or "none"
     return names + (f" and {len(steps) - 3} more" if len(steps) > 3 else "")
 
 
 def _shorten_text(text: str | None, limit: int = WIDE) -> str:
+    """Replace line breaks by spaces, and cut a text to `limit` characters."""
     text = " ".join((text or "").split())
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -45,7 +45,7 @@ class UnlinkedWindow:
         self._discarded |= {*forgotten}
 
     def advance(self, step: int) -> None:
-        """Note that the chain has the data of a step."""
+        """Note that the chain has the data of this step, so that no resume is pending any more."""
         self._last_step = self._last_possible_step = max(self._last_step, step)
         self.outcome = ""
         self._discarded.clear()
@@ -74,5 +74,6 @@ class UnlinkedWindow:
             rows: digests of the rows that the chain does not list.
             steps: their steps.
         """
-        new = [step for row, step in zip(rows, steps, strict=True) if row not in self._discarded]
-        return not self.is_closed and len(new) <= 1 and all(map(self.admits_step, new))
+        # Rows discarded by a resume may still be in the file, if the process was killed before their removal.
+        new_steps = [step for digest, step in zip(rows, steps, strict=True) if digest not in self._discarded]
+        return not self.is_closed and len(new_steps) <= 1 and all(map(self.admits_step, new_steps))

@@ -44,7 +44,7 @@ class DrawChecker:
         self._has_curriculum = config.prefer is not None
         ids = (frontier.get("curriculum") or {}).get("ids")
         if self._has_curriculum and ids:
-            self._curriculum = CurriculumSampler([str(each) for each in ids], config, settings.seed)
+            self._curriculum = CurriculumSampler([str(task_id) for task_id in ids], config, settings.seed)
 
     @property
     def held(self) -> int:
@@ -64,9 +64,14 @@ class DrawChecker:
         if self._curriculum is None:
             self._task_ids_of_epoch[0] = None  # the length of an epoch is not recorded, either
             return
-        self._is_complete = self._is_complete and all(not self._has_attempts(each) for each in range(self._next, step))
+        # The curriculum draws an epoch by the results of all earlier steps, so a skipped step with episodes ends the
+        # check.
+        self._is_complete = self._is_complete and all(
+            not self._has_attempts(skipped) for skipped in range(self._next, step)
+        )
         self._next = step + 1
         row = self._rows.get(step, {})
+        # Positions are numbered through all epochs: position // size is the epoch.
         used_orders = {int(order) for name in TAKEN for order in row.get(name, ())} | {group.order for group in groups}
         size = len(self._curriculum)
         for epoch in sorted({order // size for order in used_orders if order >= 0} - self._task_ids_of_epoch.keys()):

@@ -76,13 +76,14 @@ class StepProof:
         sampled = self._sample_episodes(episodes, step)
         if not sampled or not (proof := self._prove_ids(sampled, lambda _: backbone.version)).ok:
             return {}
-        lines = [(episode, line) for episode in sampled for line in build_full_timelines(episode.calls)]
-        samples = [sample for episode, line in lines for sample in build_samples([line], episode.uuid)]
+        episode_timelines = [(episode, line) for episode in sampled for line in build_full_timelines(episode.calls)]
+        samples = [sample for episode, line in episode_timelines for sample in build_samples([line], episode.uuid)]
         with backbone.scorer() as scorer:
             tokens = self._settings.trainer_common.micro_batch_tokens
             computed = score_samples(scorer, samples, tokens=tokens, temperature=1.0)
-        for (episode, line), logprobs in zip(lines, computed, strict=True):
+        for (episode, line), logprobs in zip(episode_timelines, computed, strict=True):
             version_mask = mask_version(episode.calls, line.spans, line.ids.size, backbone.version)
+            # Only metrics are wanted here: the infinite tolerance reports no token as wrong.
             compare_logprobs(
                 proof, episode.calls, line, logprobs, version_mask, tolerance=math.inf, episode=episode.uuid
             )
@@ -91,11 +92,13 @@ class StepProof:
         return {"mismatch_kl": proof.mismatch_kl, "logprob_gap_max": proof.counts["sampled"].gap_max}
 
     def _sample_episodes(self, episodes: Sequence[Episode], step: int) -> list[Episode]:
+        """Draw up to `proof_sample` episodes with sampled tokens at random. Seed and step decide which."""
         with_tokens = [episode for episode in episodes if episode.sampled_tokens]
         count = min(self._sample, len(with_tokens)) if self._renderer is not None else 0
         return random.Random(f"{self._settings.seed}/{step}").sample(with_tokens, count)
 
     def _prove_ids(self, chosen: Sequence[Episode], newest: Callable[[Episode], int]) -> Proof:
+        """Derive the token ids of the chosen episodes again, and return the sum of their proofs."""
         proof = Proof()
         for episode in chosen:
             proof.add(prove_episode(episode, self._settings, self._renderer, newest=newest(episode)))

@@ -90,8 +90,8 @@ class LossChecker:
             self._version_before_step[step] = int(row["version"]) - 1
 
     def list_steps_from(self, version: int) -> list[int]:
-        """Return the steps whose update started from this policy version."""
-        return sorted(step for step, before in self._version_before_step.items() if before == version)
+        """Return the registered steps whose update started from this policy version, in ascending order."""
+        return sorted(step for step, version_before in self._version_before_step.items() if version_before == version)
 
     def check_step(
         self,
@@ -119,6 +119,7 @@ class LossChecker:
         problems = []
         for name, loss in recomputed.items():
             allowed = floor * loss.slope + EXACT * max(1.0, abs(loss.value))
+            # `not (<=)` instead of `>` also finds NaN.
             recorded = row.get(name)
             if not isinstance(recorded, int | float) or not abs(recorded - loss.value) <= allowed:
                 problems.append(
@@ -143,5 +144,5 @@ class LossChecker:
         Args:
             is_complete: True if every log-probability was recomputed whose weights are available.
         """
-        rest = len(self._version_before_step) - len(self._held_steps)
-        return +(self._skip_reasons + Counter({GONE if is_complete else NOT_ASKED: rest}))
+        unchecked_count = len(self._version_before_step) - len(self._held_steps)
+        return +(self._skip_reasons + Counter({GONE if is_complete else NOT_ASKED: unchecked_count}))

@@ -130,17 +130,17 @@ class ProofReport:
         counts: Counter[str] = Counter()
         for play in self.plays:
             counts["written"] += play.sampled[WRITTEN]
-            total, across = sum(play.sampled.values()) - play.sampled[WRITTEN], play.sampled[-1]
+            sampled_count, version_range_count = sum(play.sampled.values()) - play.sampled[WRITTEN], play.sampled[-1]
             if self.why_not:
-                counts["version range"] += across
-                counts["ids only"] += total - across
+                counts["version range"] += version_range_count
+                counts["ids only"] += sampled_count - version_range_count
                 continue
             without_checkpoint = sum(
                 count for version, count in play.sampled.items() if version >= 0 and version not in self.weights
             )
-            counts["version range"] += across
+            counts["version range"] += version_range_count
             counts["no checkpoint"] += without_checkpoint
-            counts["left out"] += total - across - without_checkpoint - play.recomputed
+            counts["left out"] += sampled_count - version_range_count - without_checkpoint - play.recomputed
         return +counts
 
 
@@ -179,10 +179,11 @@ def prove_record(
     model = experiment.ajet.model.path
     if model is None:
         raise UserError("This run has no model, so its tokens cannot be derived again.", where=str(target.run / CONFIG))
-    by_weights = not ids_only and "recomputes" in experiment.backbone.can
+    # Only ajet's own backbones have checkpoints that this process can load and recompute with.
+    needs_weights = not ids_only and "recomputes" in experiment.backbone.can
     checkpoints = Checkpoints(checkpoints_folder(target.run, experiment.ajet.trainer_common.checkpoint_base_dir))
     experiment.ajet.model.path = str(
-        find_model(experiment, checkpoints, record=target.run, weights=by_weights, fetch=fetch)
+        find_model(experiment, checkpoints, record=target.run, weights=needs_weights, fetch=fetch)
     )
     step_check = _prove_ids(report, experiment)
     if not report.proof.calls and report.proof.ok:
@@ -195,7 +196,7 @@ def prove_record(
         )
     if ids_only:
         report.why_not = "requested by --ids-only"
-    elif not by_weights:
+    elif not needs_weights:
         report.why_not = f"this command cannot load the weights of a run of the {experiment.backbone.name} backbone"
     else:
         weights: Weights = {0: (None, model)} | find_weights(checkpoints, experiment)
@@ -203,8 +204,11 @@ def prove_record(
         def read(play: PlayedFile) -> list[Episode]:
             return [episode for episode, _ in _read_episodes(target, play.file, [])]
 
-        holds = _make_loss_check(report, experiment, step_check) if step_check is not None and at_most is None else None
-        prove_logprobs(report, experiment, weights, read, at_most, tolerance, holds)
+        # A loss needs the log-probabilities of all episodes of its step, so --at-most skips the losses.
+        check_losses = (
+            _make_loss_check(report, experiment, step_check) if step_check is not None and at_most is None else None
+        )
+        prove_logprobs(report, experiment, weights, read, at_most, tolerance, check_losses)
     if step_check is not None:
         is_complete = not report.why_not and at_most is None
         report.held_losses, report.unheld_losses = (
@@ -239,8 +243,10 @@ def find_model(
 
 def find_tokenizer(checkpoints: Checkpoints) -> Path | None:
     """Return the folder of the newest checkpoint that has a tokenizer, or None. All tokenizers of a run are equal."""
-    saved = [checkpoint.path for checkpoint in checkpoints.all() if (checkpoint.path / "tokenizer.json").is_file()]
-    return saved[-1] if saved else None
+    tokenizer_folders = [
+        checkpoint.path for checkpoint in checkpoints.all() if (checkpoint.path / "tokenizer.json").is_file()
+    ]
+    return tokenizer_folders[-1] if tokenizer_folders else None
 
 
 def load_tokenizer_and_renderer(experiment: Experiment) -> tuple[Any, Any]:
@@ -262,7 +268,7 @@ def prove_episode(episode: Episode, settings: AjetConfig, renderer: Any, *, newe
     Args:
         newest: Highest policy version that can have sampled the episode, or None if unknown.
     """
-    drawn = choose_sampling(settings, episode.split)
+    sampling = choose_sampling(settings, episode.split)
     return prove(
         episode.calls,
         episode.messages,
@@ -273,51 +279,56 @@ def prove_episode(episode: Episode, settings: AjetConfig, renderer: Any, *, newe
         ignore_tools=settings.context_tracker.timeline_merging_policy.ignore_tools,
         budget=settings.trainer_common.micro_batch_tokens,
         episode=episode.uuid,
-        truncated=drawn.top_p < 1 or drawn.top_k > 0,
+        truncated=sampling.top_p < 1 or sampling.top_k > 0,
         newest=newest,
-        temperature=drawn.temperature if episode.split != "debug" else None,
+        # Episodes of `ajet debug` may have another temperature than the settings.
+        temperature=sampling.temperature if episode.split != "debug" else None,
         uses=episode.tool_uses,
     )
 
 
 def _prove_ids(report: ProofReport, experiment: Experiment) -> StepChecker | None:
-    """Check the token ids of every recorded episode, and the rows of every step. Needs no weights."""
+    """Check the token ids of every recorded episode, and the rows of every step. Needs no weights.
+
+    Returns:
+        The checker of the run's steps, for the check of their losses, or None if only one episode is proven.
+    """
     settings, (_, renderer) = experiment.ajet, load_tokenizer_and_renderer(experiment)
     chain = read_chain(report.target.run)
     removed = chain.removed if chain is not None else {}
     finished = chain is not None and chain.unlinked.outcome == "finished"
-    steps = (
+    step_checker = (
         StepChecker(experiment, report.target.run, removed, finished=finished) if not report.target.episode else None
     )
     with Progress(Console(stderr=True)) as progress, progress.bar("ids", len(report.target.files), "files") as bar:
         for file in report.target.files:
             step, split = parse_episode_name(file)
             if f"episodes/{file.stem}.bin" in removed:
-                if steps is not None:
-                    steps.unheld[REMOVED] += split == "train"
+                if step_checker is not None:
+                    step_checker.unheld[REMOVED] += split == "train"
                 bar.advance()
                 continue
             play = PlayedFile(file, step, cast("Split", split))
-            before = len(report.proof.wrong)
-            recorded = list(_read_episodes(report.target, file, report.proof.wrong))
-            for episode, outcome in recorded:
+            wrong_before = len(report.proof.wrong)
+            episodes_with_outcomes = list(_read_episodes(report.target, file, report.proof.wrong))
+            for episode, outcome in episodes_with_outcomes:
                 report.proof.add(prove_episode(episode, settings, renderer, newest=_find_newest_version(play, outcome)))
                 play.episodes += 1
                 for call in episode.calls:
                     play.sampled.update(list_token_versions(call).tolist())
-            if steps is not None:
-                sound = len(report.proof.wrong) == before
-                report.wrong_steps += steps.check_file(step, split, recorded, sound=sound)
+            if step_checker is not None:
+                is_sound = len(report.proof.wrong) == wrong_before
+                report.wrong_steps += step_checker.check_file(step, split, episodes_with_outcomes, sound=is_sound)
             report.plays.append(play)
             bar.advance()
-    if steps is not None:
+    if step_checker is not None:
         files = [(play.step, play.split) for play in report.plays]
-        report.wrong_steps += steps.check_run(files if report.target.is_complete else None)
-        report.held_steps, report.unheld_steps = steps.held, +steps.unheld
-        validations = steps.validations
+        report.wrong_steps += step_checker.check_run(files if report.target.is_complete else None)
+        report.held_steps, report.unheld_steps = step_checker.held, +step_checker.unheld
+        validations = step_checker.validations
         report.held_validations, report.unheld_validations = validations.held, +validations.unheld
-        report.held_draws, report.unheld_draws = steps.draws.held, steps.draws.unheld
-    return steps
+        report.held_draws, report.unheld_draws = step_checker.draws.held, step_checker.draws.unheld
+    return step_checker
 
 
 def prove_logprobs(
@@ -350,7 +361,7 @@ def prove_logprobs(
             report.computed_in = f"{scorer.dtype} on {scorer.device}"
             report.tolerance = TOLERANCE[scorer.dtype] if tolerance is None else tolerance
             recomputation = LogprobRecomputation(scorer, experiment.ajet, version=version, tolerance=report.tolerance)
-            for play in (play for other, play in plays if other == version):
+            for play in (play for play_version, play in plays if play_version == version):
                 play.recomputed += recomputation.check_episodes(
                     report.proof, read_episodes(play)[:at_most], play.step, play.split
                 )
@@ -361,12 +372,13 @@ def prove_logprobs(
                 StepSpread(step, split, version, which, spread)
                 for step, split, which, spread in recomputation.measure_spreads()
             ]
+            # Free the model's memory before the next version is loaded.
             del recomputation
             del scorer
 
 
 def _make_loss_check(
-    report: ProofReport, experiment: Experiment, held: StepChecker
+    report: ProofReport, experiment: Experiment, step_checker: StepChecker
 ) -> Callable[[int, LocalScorer], None]:
     """Return a function that checks the losses of all steps whose update started from a policy version.
 
@@ -374,21 +386,22 @@ def _make_loss_check(
     """
     from ajet.backbone import open_scorer
 
-    first: list[LocalScorer] = []
+    # Holds the scorer of the reference model (the initial weights) after its first use.
+    reference_scorer: list[LocalScorer] = []
 
-    def reference(batch: TrainingBatch) -> Sequence[Floats] | None:
+    def score_by_reference(batch: TrainingBatch) -> Sequence[Floats] | None:
         if not experiment.ajet.trainer_common.use_kl_loss:
             return None
-        first[:] = first or [open_scorer(experiment, None)]
-        return first[0].reference(batch.samples, batch.temperature)
+        reference_scorer[:] = reference_scorer or [open_scorer(experiment, None)]
+        return reference_scorer[0].reference(batch.samples, batch.temperature)
 
-    def hold(version: int, scorer: LocalScorer) -> None:
-        begun = held.losses.list_steps_from(version)
-        for play in (play for play in report.plays if play.split == "train" and play.step in begun):
+    def check_losses(version: int, scorer: LocalScorer) -> None:
+        steps_from_version = step_checker.losses.list_steps_from(version)
+        for play in (play for play in report.plays if play.split == "train" and play.step in steps_from_version):
             recorded = list(_read_episodes(report.target, play.file, []))
-            report.wrong_steps += held.check_loss(scorer, play.step, recorded, reference)
+            report.wrong_steps += step_checker.check_loss(scorer, play.step, recorded, score_by_reference)
 
-    return hold
+    return check_losses
 
 
 def _read_episodes(target: ProofTarget, file: Path, wrong: list[WrongToken]) -> Iterator[tuple[Episode, Outcome]]:
@@ -430,9 +443,10 @@ def _find_newest_version(play: PlayedFile, outcome: Outcome) -> int:
 def _find_missing_call(row: dict[str, Any]) -> int | None:
     """Return the index of the first call that an episode's timelines refer to but its row lacks, or None."""
     calls, timelines = row["calls"], row["timelines"]
-    shifted = next((position for position, call in enumerate(calls) if call["index"] != position), None)
-    if shifted is not None:
-        return shifted
+    # Calls are numbered from 0 without gaps; a wrong number shows the place of a missing call.
+    first_gap = next((position for position, call in enumerate(calls) if call["index"] != position), None)
+    if first_gap is not None:
+        return first_gap
     references = [span[0] for timeline in timelines for span in timeline["spans"]] + [
         timeline["leaf"] for timeline in timelines
     ]

@@ -68,6 +68,7 @@ class LogprobRecomputation:
         lines: list[tuple[Episode, Timeline]] = []
         samples: list[Sample] = []
         for episode in episodes:
+            # Episodes of one task share their prompts, which are packed once.
             group = groups.setdefault(episode.task.task_id, len(groups))
             timelines = build_full_timelines(episode.calls)
             lines += [(episode, line) for line in timelines]
@@ -116,8 +117,8 @@ class LogprobRecomputation:
         lines: Sequence[tuple[Episode, Timeline]],
         samples: Sequence[Sample],
         rows: Sequence[PackedRow],
-        where: Sequence[Mask],
-        drawn: SamplingDistribution,
+        version_masks: Sequence[Mask],
+        distribution: SamplingDistribution,
         step: int,
         split: Split,
     ) -> None:
@@ -125,32 +126,38 @@ class LogprobRecomputation:
 
         Args:
             rows: The packed rows of `samples`.
-            where: For each timeline, True at the tokens that this policy version sampled.
-            drawn: (temperature, top_p, top_k); calls with another distribution are left out.
+            version_masks: For each timeline, True at the tokens that this policy version sampled.
+            distribution: (temperature, top_p, top_k); calls with another distribution are left out.
         """
-        temperature, top_p, top_k = drawn
-        lowest: list[Floats]
-        highest: list[Floats] | list[None]
+        temperature, top_p, top_k = distribution
+        lower_logprobs: list[Floats]
+        upper_logprobs: list[Floats] | list[None]
         if top_p < 1 or top_k > 0:
             # Rounding may move a token across the border of top_p, so a range of log-probabilities is allowed.
             slack = SLACK[self._scorer.dtype]
             bounds = [self._scorer.truncated(row, temperature, top_p, top_k, slack=slack) for row in rows]
-            lowest = placed(samples, rows, [low for low, _ in bounds])
-            highest = placed(samples, rows, [high for _, high in bounds])
+            lower_logprobs = placed(samples, rows, [low for low, _ in bounds])
+            upper_logprobs = placed(samples, rows, [high for _, high in bounds])
         else:
-            lowest = self._score_rows(samples, rows, temperature)
-            highest = [None] * len(lowest)
+            lower_logprobs = self._score_rows(samples, rows, temperature)
+            upper_logprobs = [None] * len(lower_logprobs)
         gaps = []
-        for (episode, line), low, high, version_mask in zip(lines, lowest, highest, where, strict=True):
+        for (episode, line), low, high, version_mask in zip(
+            lines, lower_logprobs, upper_logprobs, version_masks, strict=True
+        ):
             line_mask = version_mask.copy()
             for span in line.spans:
-                line_mask[span.start : span.stop] &= self._find_distribution(episode.calls[span.call], split) == drawn
+                # A timeline may have calls of several distributions: compare the calls of this one only.
+                line_mask[span.start : span.stop] &= (
+                    self._find_distribution(episode.calls[span.call], split) == distribution
+                )
             gaps.append(
                 compare_logprobs(
                     proof, episode.calls, line, low, line_mask,
                     tolerance=self._tolerance, episode=episode.uuid, shaped=True, upper=high,
                 )
             )  # fmt: skip
+        # Logits are divided by the temperature, and their rounding with them.
         self._gaps.append((step, split, "as sampled", max(1.0, 1 / temperature), _join_arrays(gaps)))
 
     def _find_distribution(self, call: Call, split: Split) -> SamplingDistribution | None:
@@ -172,17 +179,21 @@ class LogprobRecomputation:
         return call.temperature, call.terms.top_p, call.terms.top_k
 
     def _pack_rows(self, samples: Sequence[Sample]) -> list[PackedRow]:
+        """Pack samples into rows of at most ROW_TOKENS tokens, or the run's own limit if it is lower."""
         budget = min(self._settings.trainer_common.micro_batch_tokens, ROW_TOKENS)
         return pack(samples, budget, share_prefixes=self._scorer.shares_prefixes)
 
     def _score_rows(
         self, samples: Sequence[Sample], rows: Sequence[PackedRow], temperature: float = 1.0
     ) -> list[Floats]:
+        """Return the log-probabilities of each sample's tokens at a temperature, as one array [T] per sample."""
         return placed(samples, rows, [self._scorer.logprobs(row, temperature) for row in rows])
 
     def _collect_noise_samples(self, samples: Sequence[Sample], computed: Sequence[Floats]) -> None:
+        """Keep samples with their log-probabilities until NOISE_TOKENS sampled tokens are stored for the noise
+        measurement."""
         for sample, logprobs in zip(samples, computed, strict=True):
-            if sum(each.timeline.sampled for each in self._measured_samples) < NOISE_TOKENS:
+            if sum(measured.timeline.sampled for measured in self._measured_samples) < NOISE_TOKENS:
                 self._measured_samples.append(sample)
                 self._first_logprobs.append(logprobs)
 
@@ -191,11 +202,14 @@ class LogprobRecomputation:
 
         The second one has each sample in a row of its own, and below float32 a third one uses float32 weights.
         """
-        samples, first = self._measured_samples, _join_masked(self._measured_samples, self._first_logprobs)
-        alone = pack(samples, 1, share_prefixes=False)
-        differences = [first - _join_masked(samples, self._score_rows(samples, alone))]
+        samples, first_logprobs = self._measured_samples, _join_masked(self._measured_samples, self._first_logprobs)
+        # A row limit of 1 token gives each sample a row of its own.
+        single_sample_rows = pack(samples, 1, share_prefixes=False)
+        differences = [first_logprobs - _join_masked(samples, self._score_rows(samples, single_sample_rows))]
         if self._scorer.dtype != "float32" and self._scorer.widen():
-            differences.append(first - _join_masked(samples, self._score_rows(samples, self._pack_rows(samples))))
+            differences.append(
+                first_logprobs - _join_masked(samples, self._score_rows(samples, self._pack_rows(samples)))
+            )
         return measure_noise(*differences)
 
 
@@ -228,10 +242,12 @@ def mask_version(calls: Sequence[Call], spans: Sequence[Any], size: int, version
 
 
 def _join_masked(samples: Sequence[Sample], values: Sequence[Floats]) -> Doubles:
+    """Return the values of all sampled tokens (mask 1) of the samples, as one array in float64."""
     return _join_arrays(
         [sample_values[sample.timeline.mask] for sample, sample_values in zip(samples, values, strict=True)]
     )
 
 
 def _join_arrays(parts: Sequence[npt.NDArray[Any]]) -> Doubles:
+    """Concatenate arrays in float64. Without arrays, the result is empty."""
     return np.concatenate([np.zeros(0), *parts]).astype(np.float64)

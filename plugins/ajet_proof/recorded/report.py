@@ -78,7 +78,14 @@ def encode_report(report: ProofReport) -> str:
 
 
 def save_report(report: ProofReport) -> Path:
-    """Write proof.json into the run's folder, for the viewer, and return its path. Raises UserError."""
+    """Write the report as proof.json into the run's folder, for the viewer.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
     content = {"time": time.time(), "episode": report.target.episode, **json.loads(encode_report(report))}
     path = report.target.run / "proof.json"
     try:
@@ -106,7 +113,7 @@ def print_report(report: ProofReport) -> None:
     console.print(table)
     forks = ", ".join(f"{count} {reason}" for reason, count in proof.forks.most_common()) or "none"
     counts = ((proof.episodes, "episode"), (proof.calls, "call"), (proof.timelines, "timeline"))
-    print_line(f"{', '.join(counted(*each) for each in counts)}; forks: {forks}.")
+    print_line(f"{', '.join(counted(*count_and_noun) for count_and_noun in counts)}; forks: {forks}.")
     if proof.tool_uses:
         uses = counted(proof.tool_uses, "tool use")
         print_line(f"{uses} compared with digests and tool messages.")
@@ -160,11 +167,14 @@ UNPROVEN = {
 }
 
 
-def _format_spread(each: StepSpread) -> str:
-    source = f"step {each.step}" if each.split == "train" else f"{each.split}, step {each.step}"
+def _format_spread(step_spread: StepSpread) -> str:
+    """Format a wrong distribution: its step, policy version, kind of log-probabilities, token number and problem."""
+    source = (
+        f"step {step_spread.step}" if step_spread.split == "train" else f"{step_spread.split}, step {step_spread.step}"
+    )
     return (
-        f"{source}, version {each.version}, log-probabilities {each.which}, {each.spread.tokens:,} tokens: "
-        f"{each.spread.problem}"
+        f"{source}, version {step_spread.version}, log-probabilities {step_spread.which}, "
+        f"{step_spread.spread.tokens:,} tokens: {step_spread.spread.problem}"
     )
 
 
@@ -179,9 +189,11 @@ def _describe_recomputation(report: ProofReport) -> list[str]:
     """Return lines about the recomputed log-probabilities: with which weights, which gaps, and for which steps."""
     if report.why_not:
         return [f"Ids only, no log-probabilities: {report.why_not}."]
-    complete = [play for play in report.plays if play.recomputed and play.recomputed == sum(play.sampled.values())]
-    part = [play for play in report.plays if 0 < play.recomputed < sum(play.sampled.values())]
-    none = [play for play in report.plays if not play.recomputed and play.sampled]
+    complete_plays = [
+        play for play in report.plays if play.recomputed and play.recomputed == sum(play.sampled.values())
+    ]
+    partial_plays = [play for play in report.plays if 0 < play.recomputed < sum(play.sampled.values())]
+    unchecked_plays = [play for play in report.plays if not play.recomputed and play.sampled]
     lines = []
     if report.weights:
         weight_list = ", ".join(f"version {version} ({name})" for version, name in report.weights.items())
@@ -190,14 +202,22 @@ def _describe_recomputation(report: ProofReport) -> list[str]:
             f"tolerance {report.tolerance:g} nats; mean gap {report.proof.mismatch_kl:.2g}."
         )
     if report.spreads:
-        widest = max(report.spreads, key=lambda spread: abs(spread.spread.mean) / spread.spread.mean_allowed).spread
+        largest_gap = max(
+            report.spreads, key=lambda spread: abs(spread.spread.mean) / spread.spread.mean_allowed
+        ).spread
         lines.append(
             f"Gaps of {counted(len(report.spreads), 'distribution')}, compared with this machine's noise: the largest "
-            f"mean is {widest.mean:.2g} ± {widest.error:.1g} nats, of {widest.mean_allowed:.2g} allowed."
+            f"mean is {largest_gap.mean:.2g} ± {largest_gap.error:.1g} nats, of {largest_gap.mean_allowed:.2g} allowed."
         )
-    for label, plays in (("Recomputed", complete), ("Recomputed in part", part), ("Ids only", none)):
+    for label, plays in (
+        ("Recomputed", complete_plays),
+        ("Recomputed in part", partial_plays),
+        ("Ids only", unchecked_plays),
+    ):
         if plays:
-            is_weightless = plays is none and not any(play.sampled[-1] or play.sampled[WRITTEN] for play in none)
+            is_weightless = plays is unchecked_plays and not any(
+                play.sampled[-1] or play.sampled[WRITTEN] for play in unchecked_plays
+            )
             reason = ": no checkpoint has the weights that sampled them" if is_weightless else ""
             lines.append(f"{label}: {_format_steps(plays)}{reason}.")
     return lines
@@ -208,13 +228,15 @@ def _format_steps(plays: Sequence[PlayedFile]) -> str:
     parts = []
     for split in dict.fromkeys(play.split for play in plays):
         steps = sorted(play.step for play in plays if play.split == split)
-        runs: list[list[int]] = []
+        ranges: list[list[int]] = []
         for step in steps:
-            if runs and step == runs[-1][-1] + 1:
-                runs[-1].append(step)
+            if ranges and step == ranges[-1][-1] + 1:
+                ranges[-1].append(step)
             else:
-                runs.append([step])
-        step_list = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+                ranges.append([step])
+        step_list = ", ".join(
+            str(step_range[0]) if len(step_range) == 1 else f"{step_range[0]}-{step_range[-1]}" for step_range in ranges
+        )
         label = "step" if split == "train" else f"{split} after step" if split == "validation" else f"{split} step"
         parts.append(f"{label} {step_list}")
     return "; ".join(parts)

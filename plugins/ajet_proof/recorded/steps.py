@@ -137,9 +137,9 @@ class StepChecker:
 
         The uuid of the run's own episodes is derived from run, task, position and repeat.
         """
-        times = Counter(episode.uuid for episode, _ in found)
+        record_counts = Counter(episode.uuid for episode, _ in found)
         row, algorithm = self._row_of_step.get(step, {}), self._settings.trainer_common.algorithm
-        repeated, bounds = (
+        repeated_orders, bounds = (
             row.get("again", ()),
             row.get("bounds", {}),
         )  # the step's own; a resumed run may have others now
@@ -147,7 +147,7 @@ class StepChecker:
         use_limit = bounds.get("max_trained_count", algorithm.max_trained_count)
         for episode, _ in found:
             trained_steps = self._steps_of_episode[episode.uuid]
-            if times[episode.uuid] > 1 or (trained_steps and episode.order not in repeated):
+            if record_counts[episode.uuid] > 1 or (trained_steps and episode.order not in repeated_orders):
                 yield f"episode {episode.uuid} is recorded twice"
             elif trained_steps and step < trained_steps[-1] + interval:
                 yield f"episode {episode.uuid} was trained on again after {step - trained_steps[-1]} steps"
@@ -157,21 +157,27 @@ class StepChecker:
             own_identity = Identity(
                 episode.run, episode.split, episode.step, episode.task, episode.order, 0, episode.repeat
             )  # fmt: skip
+            # Ids made by the run are uuid5, whose version digit stands at index 12; clients' ids are uuid4.
             is_named_by_run = episode.uuid[12:13] == NAMED_BY_RUN
             claims_place = is_named_by_run or episode.group == own_identity.group
             if claims_place and (own_identity.uuid, own_identity.group) != (episode.uuid, episode.group):
                 yield f"episode {episode.uuid} does not have the name of its attempt"
-            ahead = (
+            may_run_early = (
                 self._has_no_fixed_order or not is_named_by_run
             )  # it may be played before the step that takes it, or left over at the end
-            if episode.step > step + (not is_named_by_run) or (not ahead and episode.step != step):
+            if episode.step > step + (not is_named_by_run) or (not may_run_early and episode.step != step):
                 yield f"episode {episode.uuid} was sampled for step {episode.step}"
             if episode.ending and episode.status != "aborted":
                 yield f"episode {episode.uuid} ended normally but has a reason ({episode.ending})"
 
     def _check_groups(self, split: str, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+        """Yield a message for each group with missing or repeated attempts, several positions or several tasks.
+
+        A group may be incomplete if clients sampled it, or if the evaluation can still continue.
+        """
         expected = choose_repeats(self._settings, split)  # type: ignore[arg-type] # a file's name says a split
         for name, members in _group_episodes(found).items():
+            # A complete group has each attempt once, an incomplete one none twice.
             repeats = sorted(episode.repeat for episode, _ in members)
             is_complete = members[0][0].uuid[12:13] == NAMED_BY_RUN and not self._is_unfinished
             if repeats != list(range(expected)) if is_complete else len({*repeats}) != len(repeats):
@@ -182,6 +188,8 @@ class StepChecker:
                 yield f"group {name} has several tasks"
 
     def _check_positions(self, split: str, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+        """Yield a message for each episode whose task differs from an earlier episode at the same position of its
+        epoch."""
         for episode, _ in found:
             if episode.order < 0:
                 continue
@@ -192,48 +200,64 @@ class StepChecker:
                 yield f"position {episode.order} has another task in episode {episode.uuid}"
 
     def _check_shuffle(self) -> Iterator[str]:
+        """Yield a message for each task that is not where the run's seed shuffles it in its epoch.
+
+        An epoch's tasks are sorted by `shuffle_key`, so the keys of the recorded tasks must ascend. A curriculum has
+        another
+        order, which `DrawChecker` checks.
+        """
         if not self._epoch_size or not self._settings.data.shuffle or self._settings.data.curriculum.prefer:
             return
-        epochs: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        tasks_by_epoch: dict[str, list[tuple[int, str]]] = defaultdict(list)
         for (epoch, index), (task_id, _) in self._tasks.items():
             if epoch.startswith("train "):
-                epochs[epoch].append((index, task_id))
-        for epoch, placed in epochs.items():
-            placed.sort()
-            ranks = [shuffle_key(self._settings.seed, int(epoch.partition(" ")[2]), task_id) for _, task_id in placed]
-            for (index, task_id), rank, next_rank in zip(placed[1:], ranks, ranks[1:], strict=False):
+                tasks_by_epoch[epoch].append((index, task_id))
+        for epoch, indexed_tasks in tasks_by_epoch.items():
+            indexed_tasks.sort()
+            ranks = [
+                shuffle_key(self._settings.seed, int(epoch.partition(" ")[2]), task_id) for _, task_id in indexed_tasks
+            ]
+            for (index, task_id), rank, next_rank in zip(indexed_tasks[1:], ranks, ranks[1:], strict=False):
                 if rank >= next_rank:
                     yield f"task {task_id} is not at place {index} of epoch {int(epoch[6:]) + 1} by this seed"
 
     def _check_credit(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+        """Yield a message for each number of a step's credit and metrics that does not follow from its episodes.
+
+        A step that cannot be recomputed is counted in `unheld` by reason. A right step is registered for the check of
+        its loss.
+        """
         outcomes = {episode.uuid: outcome for episode, outcome in found}
         groups = _build_groups(found)
         discard_reasons = _list_discard_reasons(groups, outcomes)
-        trained = _select_trained_groups(groups, outcomes)
+        trained_groups = _select_trained_groups(groups, outcomes)
         row = self._row_of_step.get(step)
         if row is None:
-            last = max(self._row_of_step, default=step)
-            if step < last or step > last + 1 or self._finished:
+            last_step = max(self._row_of_step, default=step)
+            # Only the step after the last row may lack a row: it is running, or its process was killed.
+            if step < last_step or step > last_step + 1 or self._finished:
                 yield "its row in metrics.jsonl is missing"
             else:
                 self.unheld["the step is unfinished"] += 1
             return
-        yield from self._check_metrics(row, trained, groups, outcomes)
+        yield from self._check_metrics(row, trained_groups, groups, outcomes)
         reason = self._explain_missing_credit()
         if reason:
             self.unheld[reason] += 1
             return
         self.held += 1
         try:
-            batch = self._rebuild_batch(step, trained, outcomes)
+            batch = self._rebuild_batch(step, trained_groups, outcomes)
         except NotRecordedError as missing:
             yield f"{missing.what} of episode {missing} are not in the record"
             return
         expected: dict[str, Outcome] = dict(batch.outcomes)
         for group in groups:
-            if (why := discard_reasons[group.order]) is not None:
-                expected |= build_discarded_outcomes([group], why)
+            if (discard_reason := discard_reasons[group.order]) is not None:
+                expected |= build_discarded_outcomes([group], discard_reason)
         problems = list(self._compare_credit(row, batch, expected, outcomes))
+        # A difference is expected if the settings were changed since; the chain has only the digest of the earlier
+        # ones.
         if problems and self._has_other_settings(step):
             self.held -= 1
             self.unheld[OTHERS] += 1
@@ -248,6 +272,14 @@ class StepChecker:
         expected: Mapping[str, Outcome],
         outcomes: Mapping[str, Outcome],
     ) -> Iterator[str]:
+        """Yield a message for each difference between recorded and recomputed credit.
+
+        Args:
+            row: the step's row of metrics.jsonl.
+            batch: the rebuilt training batch.
+            expected: recomputed outcome of each episode, by uuid.
+            outcomes: recorded outcome of each episode, by uuid.
+        """
         for uuid, outcome in outcomes.items():
             if not _is_same_outcome(recomputed := expected.get(uuid, NO_OUTCOME), outcome):
                 yield (
@@ -275,18 +307,29 @@ class StepChecker:
         """
         outcomes = {episode.uuid: outcome for episode, outcome in found}
         batch = self._rebuild_batch(step, _select_trained_groups(_build_groups(found), outcomes), outcomes)
-        others = self._has_other_settings(step)
-        problems = self.losses.check_step(scorer, step, batch, self._row_of_step[step], reference(batch), others=others)
+        has_other_settings = self._has_other_settings(step)
+        problems = self.losses.check_step(
+            scorer, step, batch, self._row_of_step[step], reference(batch), others=has_other_settings
+        )
         return [WrongStep(step, "train", problem) for problem in problems]
 
     def _check_metrics(
         self, row: Mapping[str, Any], trained: Sequence[Group], groups: Sequence[Group], outcomes: Mapping[str, Outcome]
     ) -> Iterator[str]:
-        counted = groups if self._may_replace_groups else trained
-        recomputed = episode_metrics(list_episodes(counted), "train", outcomes)
+        # If discarded groups are replaced by others, the metrics count both.
+        """Yield a message for each metric or list of positions in a step's row that differs from the episodes.
+
+        Args:
+            trained: the groups that the step trained.
+            groups: all groups of the step, discarded ones included.
+            outcomes: recorded outcome of each episode, by uuid.
+        """
+        counted_groups = groups if self._may_replace_groups else trained
+        recomputed = episode_metrics(list_episodes(counted_groups), "train", outcomes)
         recorded = {name: value for name, value in row.items() if name.startswith("train/")}
         for name in sorted(recomputed.keys() | recorded.keys()):
             short_name = name.removeprefix("train/")
+            # Metrics in one of the two only are compared if HELD names them; a missing counter (with "/") means 0.
             if (name in recorded and name in recomputed) or (
                 short_name.startswith(HELD) and (name in recorded or "/" in short_name)
             ):
@@ -313,6 +356,7 @@ class StepChecker:
         return assign_credit(trained, settings, step=step, reference=reference, critic=make_recorded_critic(outcomes))
 
     def _explain_missing_credit(self) -> str:
+        """Return why the credit of this run's steps cannot be recomputed, or "" if it can."""
         if self._settings.sft.objective is not None:
             return ""
         if is_reference(self._settings.trainer_common.algorithm.adv_estimator):
@@ -325,8 +369,8 @@ class StepChecker:
         Args:
             files: (step, split) of all episode files of the run, or None if some were not checked.
         """
-        last = max(self._row_of_step, default=0)
-        problems = [WrongStep(last, "train", problem) for problem in self._check_shuffle()]
+        last_step = max(self._row_of_step, default=0)
+        problems = [WrongStep(last_step, "train", problem) for problem in self._check_shuffle()]
         problems += [WrongStep(step, "train", "it has several rows in metrics.jsonl") for step in self._doubled_steps]
         problems += [
             WrongStep(step, "train", "a row in metrics.jsonl belongs to no step and no validation")
@@ -335,19 +379,19 @@ class StepChecker:
         if files is None:
             return problems
         steps_with_files = {step for step, split in files if split == "train"}
-        validated = {step for step, split in files if split == "validation"}
+        validated_steps = {step for step, split in files if split == "validation"}
         problems += [
             WrongStep(step, "validation", problem)
-            for step, problem in self.validations.find_missing(validated, self._removed)
+            for step, problem in self.validations.find_missing(validated_steps, self._removed)
             if not self._has_file(f"step-{step}.validation.jsonl")
         ]
-        missing = [
+        steps_without_files = [
             step
             for step, row in self._row_of_step.items()
             if (row["tasks"] or row.get("again")) and step not in steps_with_files
         ]
-        unexplained = [step for step in missing if f"episodes/step-{step}.bin" not in self._removed]
-        self.unheld[REMOVED] += sum(f"episodes/step-{step}.jsonl" in self._removed for step in missing)
+        unexplained = [step for step in steps_without_files if f"episodes/step-{step}.bin" not in self._removed]
+        self.unheld[REMOVED] += sum(f"episodes/step-{step}.jsonl" in self._removed for step in steps_without_files)
         return problems + [
             WrongStep(step, "train", "its episodes are missing")
             for step in unexplained
@@ -360,6 +404,7 @@ class StepChecker:
 
 
 def _group_episodes(found: Sequence[tuple[Episode, Outcome]]) -> dict[str, list[tuple[Episode, Outcome]]]:
+    """Group the episodes of a file by group name, and sort each group by repeat number."""
     groups: dict[str, list[tuple[Episode, Outcome]]] = defaultdict(list)
     for episode, outcome in found:
         groups[episode.group].append((episode, outcome))
@@ -369,6 +414,7 @@ def _group_episodes(found: Sequence[tuple[Episode, Outcome]]) -> dict[str, list[
 
 
 def _build_groups(found: Sequence[tuple[Episode, Outcome]]) -> list[Group]:
+    """Build the groups of a file's episodes as in training, each with its task and position."""
     return [
         Group(members[0][0].task, members[0][0].order, [episode for episode, _ in members])
         for members in _group_episodes(found).values()
@@ -383,6 +429,7 @@ def _list_discard_reasons(
 
 
 def _select_trained_groups(groups: Sequence[Group], outcomes: Mapping[str, Outcome]) -> list[Group]:
+    """Return the groups that were not discarded, in the order of their positions."""
     discard_reasons = _list_discard_reasons(groups, outcomes)
     return sorted((group for group in groups if discard_reasons[group.order] is None), key=lambda group: group.order)
 
@@ -394,6 +441,7 @@ def _is_unfinished_evaluation(run: Path) -> bool:
 
 
 def _is_validation(row: Mapping[str, Any]) -> bool:
+    """True if a row of metrics.jsonl holds the numbers of a validation."""
     return any(name.startswith("validation/") for name in row)
 
 
@@ -416,12 +464,13 @@ def _make_settings_check(run: Path) -> Callable[[int], bool]:
     with ChainIndex(run) as chain:
         starts = chain.list_settings()
 
-    def other(step: int) -> bool:
+    def has_other_settings(step: int) -> bool:
+        # The last launch before the step is the one that trained it.
         return any(
             digest != starts[-1][1] for start_step, digest in [start for start in starts if start[0] < step][-1:]
         )
 
-    return other
+    return has_other_settings
 
 
 def _read_frontier(run: Path, settings: AjetConfig) -> dict[str, Any]:
@@ -442,17 +491,20 @@ def _read_epoch_size(frontier: Mapping[str, Any]) -> int | None:
 
 
 def _is_same_outcome(one: Outcome, other: Outcome) -> bool:
+    """True if two outcomes have the same step, reasons and counts, and the same advantage up to rounding."""
     same = (one.step, dict(one.untrained), one.discarded) == (other.step, dict(other.untrained), other.discarded)
     if one.advantage is None or other.advantage is None:
         return same and one.advantage is other.advantage
     return same and _is_close(one.advantage, other.advantage)
 
 
-def _is_close(one: Any, other: float) -> bool:
-    return isinstance(one, int | float) and math.isclose(one, other, rel_tol=CLOSE, abs_tol=CLOSE)
+def _is_close(recorded: Any, recomputed: float) -> bool:
+    """True if a recorded value is a number that equals the recomputed one up to rounding."""
+    return isinstance(recorded, int | float) and math.isclose(recorded, recomputed, rel_tol=CLOSE, abs_tol=CLOSE)
 
 
 def _describe_outcome(outcome: Outcome) -> str:
+    """Describe an episode's credit in words: step, advantage, untrained tokens, reason of a discard."""
     parts = [f"trained in step {outcome.step}"] if outcome.step is not None else ["not trained"]
     parts += [f"advantage {outcome.advantage:.4g}"] if outcome.advantage is not None else []
     parts += [f"{count} tokens {reason}" for reason, count in outcome.untrained.items()]

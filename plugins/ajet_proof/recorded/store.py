@@ -141,6 +141,7 @@ def _load_experiment(reading: StoreReader, address: Address, folder: Path) -> Ex
 
 
 def _require_run(run: str, experiment: Experiment, reading: StoreReader, address: Address) -> None:
+    """Raise UserError if the store belongs to another run than `run`, the value of --run. "" accepts any store."""
     own_names = [str(experiment.ajet.experiment_name or ""), address.database, reading.run]
     if run and run not in own_names:
         raise UserError(
@@ -163,20 +164,20 @@ class _StoreProver:
         self._model_name = str(experiment.ajet.model.path or "")
         if not self._model_name:
             raise UserError("This run has no model, so its tokens cannot be derived again.", where=address.shown)
-        by_weights = not ids_only and "recomputes" in experiment.backbone.can
+        needs_weights = not ids_only and "recomputes" in experiment.backbone.can
         self._why_not = (
             ""
-            if by_weights
+            if needs_weights
             else f"this command cannot load the weights of a run of the {experiment.backbone.name} backbone"
         )
         if ids_only:
             self._why_not = "requested by --ids-only"
         self._checkpoints = _open_checkpoints(self._policy)
         experiment.ajet.model.path = str(
-            find_model(experiment, self._checkpoints, record=Path(address.shown), weights=by_weights, fetch=fetch)
+            find_model(experiment, self._checkpoints, record=Path(address.shown), weights=needs_weights, fetch=fetch)
         )
         tokenizer, self._renderer = load_tokenizer_and_renderer(experiment)
-        _require_same_model(self._policy, experiment, tokenizer, address, weights=by_weights)
+        _require_same_model(self._policy, experiment, tokenizer, address, weights=needs_weights)
         self._steps = StepChecker(experiment, experiment.yaml_path.parent)
         self._played_files: dict[tuple[int, Split], PlayedFile] = {}
         self._positions_read: dict[tuple[int, Split], dict[int, None]] = defaultdict(dict)
@@ -234,9 +235,11 @@ class _StoreProver:
     def _check_position(self, report: ProofReport, position: StoredPosition, beginning: str) -> None:
         """Prove the episodes of a position, and check their names if the group is complete."""
         report.wrong_steps += [ChangedRecord(0, "train", problem) for problem in position.altered]
-        meant = [attempt.episode for attempt in position.attempts if attempt.episode.uuid.startswith(beginning)]
-        newest, before = self._find_newest_version(position, meant), len(report.proof.wrong)
-        for episode in meant:
+        matching_episodes = [
+            attempt.episode for attempt in position.attempts if attempt.episode.uuid.startswith(beginning)
+        ]
+        newest, wrong_before = self._find_newest_version(position, matching_episodes), len(report.proof.wrong)
+        for episode in matching_episodes:
             report.proof.add(prove_episode(episode, self._experiment.ajet, self._renderer, newest=newest))
             step_and_split = position.used[0] if position.used else episode.step, episode.split
             play = self._played_files.setdefault(step_and_split, PlayedFile(Path(self._address.shown), *step_and_split))
@@ -244,7 +247,7 @@ class _StoreProver:
             play.episodes += 1
             for call in episode.calls:
                 play.sampled.update(list_token_versions(call).tolist())
-        if not position.altered and not beginning and len(report.proof.wrong) == before:
+        if not position.altered and not beginning and len(report.proof.wrong) == wrong_before:
             report.wrong_steps += self._check_owners(position)
 
     def _check_owners(self, position: StoredPosition) -> list[WrongStep]:
@@ -259,7 +262,7 @@ class _StoreProver:
         group = [attempt.episode for attempt in position.attempts if not attempt.alone]
         if group and (position.state == "closed" or position.used):
             step = position.used[-1] if position.used else max(episode.step for episode in group)
-            problems += self._steps.check_file(step, "train", [(each, NO_OUTCOME) for each in group], sound=False)
+            problems += self._steps.check_file(step, "train", [(episode, NO_OUTCOME) for episode in group], sound=False)
         return problems
 
     def _find_newest_version(self, position: StoredPosition, episodes: Sequence[Episode]) -> int | None:
@@ -268,12 +271,15 @@ class _StoreProver:
             return max(0, position.used[0] - 1)
         latest = _get_version(self._policy)
         newest = max((run.high for episode in episodes for call in episode.calls for run in call.versions), default=0)
-        if latest is not None and newest > latest:  # it may have been announced since
+        # The trainer may have announced a newer version since the store was opened.
+        if latest is not None and newest > latest:
             self._policy = self._reading.announced()
             latest = _get_version(self._policy)
         return latest
 
     def _make_reader(self, beginning: str) -> Callable[[PlayedFile], list[Episode]]:
+        """Return a function that reads the proven episodes of a step and split again from the store."""
+
         def read(play: PlayedFile) -> list[Episode]:
             positions = map(self._reading.position, self._positions_read[play.step, play.split])
             episodes = [
@@ -294,6 +300,7 @@ def _open_checkpoints(policy: Policy | None) -> Checkpoints | None:
 
 
 def _get_version(policy: Policy | None) -> int | None:
+    """Return the policy version that the trainer last announced, or None before the first announcement."""
     return None if policy is None else policy.told.get("version")
 
 

@@ -79,11 +79,13 @@ def parse_episode_name(file: Path) -> tuple[int, str]:
 
 
 def _make_sort_key(file: Path) -> tuple[int, bool]:
+    """Return the key that sorts episode files by step, the training file before the validation file of a step."""
     step, split = parse_episode_name(file)
     return step, split != "train"
 
 
 def _select_steps(target: ProofTarget, steps: Sequence[int]) -> ProofTarget:
+    """Limit a target to the files of some steps; no steps means all. Raises UserError if no file remains."""
     files = tuple(file for file in target.files if not steps or parse_episode_name(file)[0] in steps)
     if not files:
         step_text = f" of step {', '.join(map(str, steps))}" if steps else ""
@@ -92,6 +94,7 @@ def _select_steps(target: ProofTarget, steps: Sequence[int]) -> ProofTarget:
 
 
 def _find_run_folder(file: Path) -> Path:
+    """Return the folder above an episode file that has the run's settings. Raises UserError if there is none."""
     for folder in file.parents:
         if (folder / CONFIG).exists():
             return folder
@@ -103,6 +106,8 @@ def _find_run_folder(file: Path) -> Path:
 
 
 def _find_episodes(beginning: str, root: Path) -> Iterator[tuple[str, Path]]:
+    # Only lines that contain the letters after a quote are parsed.
+    """Yield (uuid, file) of each episode in any run below `root` whose uuid begins with some letters."""
     needle = f'"{beginning}'.encode()
     for file in sorted(root.rglob("episodes/step-*.jsonl")):
         try:

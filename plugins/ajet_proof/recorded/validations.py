@@ -90,6 +90,10 @@ class ValidationChecker:
 
 
 def _build_client_groups(episodes: Sequence[Episode], row: Mapping[str, Any]) -> list[Group]:
+    """Group the first client episodes of a validation by task, as many as its row counts.
+
+    Later client episodes were recorded after the validation and do not belong to the row.
+    """
     from ajet.train.sink import group_by_task
 
     count = row.get("validation/episodes")
@@ -97,6 +101,7 @@ def _build_client_groups(episodes: Sequence[Episode], row: Mapping[str, Any]) ->
 
 
 def _compare_numbers(row: Mapping[str, Any], groups: Sequence[Group]) -> Iterator[str]:
+    """Yield a message for each number in a validation's row that differs from the one recomputed from its groups."""
     recomputed = validation_metrics(groups)
     recorded = {name: value for name, value in row.items() if name.startswith(PREFIX)}
     for name in sorted(recomputed.keys() | recorded.keys()):
@@ -106,7 +111,9 @@ def _compare_numbers(row: Mapping[str, Any], groups: Sequence[Group]) -> Iterato
             yield f"{name} is {recorded_value} in metrics.jsonl, {computed} by the episodes"
 
 
-def _is_close(there: Any, value: float | None) -> bool:
+def _is_close(recorded: Any, value: float | None) -> bool:
+    """True if a recorded value equals the recomputed one up to rounding. A missing or infinite number must be recorded
+    as None."""
     if value is None or not math.isfinite(value):
-        return there is None
-    return isinstance(there, int | float) and math.isclose(there, value, rel_tol=CLOSE, abs_tol=CLOSE)
+        return recorded is None
+    return isinstance(recorded, int | float) and math.isclose(recorded, value, rel_tol=CLOSE, abs_tol=CLOSE)

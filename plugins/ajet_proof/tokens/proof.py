@@ -95,9 +95,9 @@ def prove(
         proof.wrong += [wrong_token] if wrong_token is not None else []
     proof.tool_uses = len({id(use) for use, _ in checked_uses})
     prove_prompts(proof, calls, messages, tools, words, episode)
-    derived, rest = timelines(calls, ignore_tools=ignore_tools)
+    derived, derived_untrained = timelines(calls, ignore_tools=ignore_tools)
     if lines is None:
-        lines, untrained = derived, rest
+        lines, untrained = derived, derived_untrained
     proof.timelines = len(lines)
     proof.wrong += prove_timelines(calls, lines, episode) or prove_same(lines, derived, episode)
     if untrained is not None:
@@ -163,14 +163,15 @@ def compare_logprobs(
         tally.gap_sum += float(gap[at].sum())
     if at.any():
         tally.gap_max = max(tally.gap_max, float(np.abs(gap[at]).max()))
-    others = LEAST_SHARE - np.expm1(np.minimum(recorded, computed))
-    beyond = at & ~(np.abs(gap) <= tolerance * others)
+    # 1 - p, plus LEAST_SHARE for tokens of probability near 1. `~(<=)` instead of `>` also finds NaN.
+    allowed_share = LEAST_SHARE - np.expm1(np.minimum(recorded, computed))
+    beyond_tolerance = at & ~(np.abs(gap) <= tolerance * allowed_share)
     for span in line.spans:
-        far = np.flatnonzero(beyond[span.start : span.stop])
-        if far.size:
-            position = span.start + int(far[0])
-            which = f"at temperature {calls[span.call].temperature:g}" if shaped else "at temperature 1"
-            problem = f"the log-probability {which} differs from the model's"
+        wrong_offsets = np.flatnonzero(beyond_tolerance[span.start : span.stop])
+        if wrong_offsets.size:
+            position = span.start + int(wrong_offsets[0])
+            distribution = f"at temperature {calls[span.call].temperature:g}" if shaped else "at temperature 1"
+            problem = f"the log-probability {distribution} differs from the model's"
             if upper is not None:
                 problem = (
                     "the log-probability of the sampling distribution differs from the one truncated by top_p and top_k"
@@ -204,21 +205,21 @@ def prove_uses(
     Yields:
         Each compared tool use, with its problem or None. A use may be yielded twice, once per comparison.
     """
-    answers = _find_tool_messages(messages)
-    before = ""
+    message_by_call_id = _find_tool_messages(messages)
+    previous_digest = ""
     for number, use in enumerate(uses):
         wrong_token = None
-        blotted = REDACTED in str(encode_uses([use]))  # the chain was computed before secrets were replaced
+        is_redacted = REDACTED in str(encode_uses([use]))  # the chain was computed before secrets were replaced
         if use.chain:
-            if not blotted and chain_digest(before, use) != use.chain:
+            if not is_redacted and chain_digest(previous_digest, use) != use.chain:
                 wrong_token = WrongToken(episode, 0, 0, f"tool use {number} ({use.name}) was changed after recording")
             yield use, wrong_token
-        before = use.chain
-    for call_id, index in answers.items():
+        previous_digest = use.chain
+    for call_id, index in message_by_call_id.items():
         uses_of_call = [use for use in uses if use.call_id == call_id]
         text = extract_text(messages[index])
-        blotted = REDACTED in text or any(REDACTED in use.result for use in uses_of_call)
-        if uses_of_call and not blotted and not any(_is_result(text, use) for use in uses_of_call):
+        is_redacted = REDACTED in text or any(REDACTED in use.result for use in uses_of_call)
+        if uses_of_call and not is_redacted and not any(_is_result(text, use) for use in uses_of_call):
             call = next((call.index for call in calls if index in call.messages), 0)
             problem = f"the tool message {call_id} differs from the recorded result of {uses_of_call[0].name}"
             yield uses_of_call[0], WrongToken(episode, call, 0, problem)
@@ -226,14 +227,18 @@ def prove_uses(
 
 def _find_tool_messages(messages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Return the index of the first tool message for each tool call id."""
-    call_by_id: dict[str, int] = {}
+    index_by_call_id: dict[str, int] = {}
     for index, message in enumerate(messages):
         if message.get("role") == "tool" and isinstance(call_id := message.get("tool_call_id"), str):
-            call_by_id.setdefault(call_id, index)
-    return call_by_id
+            index_by_call_id.setdefault(call_id, index)
+    return index_by_call_id
 
 
 def _is_result(text: str, use: ToolUse) -> bool:
+    """True if a tool message is the recorded result of a tool use.
+
+    The record may hold only the beginning of a long result; then the digest and the length of the shown text decide.
+    """
     if use.shown_whole and compute_digest(text) != use.digest:
         return False
     return text.startswith(use.result) and len(text) == use.shown

@@ -94,19 +94,21 @@ def measure_spread(gaps: Doubles, noise: Noise, floor: float, *, scale: float = 
         return None
     deviation = scale * noise.deviation
     own_deviation = float(gaps.std())
-    believed = max(1.5 * deviation, min(own_deviation, WIDER * deviation))
+    # Wrong values widen the spread of the gaps, so it counts only up to a multiple of the noise.
+    credible_deviation = max(1.5 * deviation, min(own_deviation, WIDER * deviation))
     bias = 2 * deviation**2  # of two rounded models, the one that sampled a token finds it likelier
-    root = math.sqrt(gaps.size)
+    sqrt_tokens = math.sqrt(gaps.size)
     # With N tokens a quantile is known to about sqrt(share * (1 - share) / N): compare with a higher one of the noise.
-    ranks = [min(1.0, share + 3 * math.sqrt(share * (1 - share)) / root) for share in QUANTILES]
-    allowed = (floor + WIDER * scale * noise.quantile(rank) for rank in ranks)
+    ranks = [min(1.0, share + 3 * math.sqrt(share * (1 - share)) / sqrt_tokens) for share in QUANTILES]
+    quantile_limits = (floor + WIDER * scale * noise.quantile(rank) for rank in ranks)
     return Spread(
         tokens=int(gaps.size),
         mean=float(gaps.mean()),
-        error=own_deviation / root,
-        mean_allowed=floor + bias + SIGMAS * believed / root,
+        error=own_deviation / sqrt_tokens,
+        mean_allowed=floor + bias + SIGMAS * credible_deviation / sqrt_tokens,
         quantiles=tuple(float(np.quantile(np.abs(gaps), share)) for share in QUANTILES),
         quantiles_allowed=tuple(
-            limit if gaps.size * (1 - share) >= 1 else math.inf for share, limit in zip(QUANTILES, allowed, strict=True)
+            limit if gaps.size * (1 - share) >= 1 else math.inf
+            for share, limit in zip(QUANTILES, quantile_limits, strict=True)
         ),
     )

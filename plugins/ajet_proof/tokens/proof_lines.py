@@ -31,12 +31,12 @@ def prove_structure(
     episode: str,
 ) -> list[WrongToken]:
     """Check that all referenced calls, messages and tools exist, and that arrays of a call have equal lengths."""
-    missing = [
+    missing_references = [
         _find_missing_reference(calls, call_index, call, messages, tools) for call_index, call in enumerate(calls)
     ]
     wrong_tokens = [
         WrongToken(episode, call_index, 0, problem_text)
-        for call_index, problem_text in enumerate(missing)
+        for call_index, problem_text in enumerate(missing_references)
         if problem_text
     ]
     if wrong_tokens:
@@ -46,23 +46,28 @@ def prove_structure(
         if problem is not None:
             wrong_tokens.append(WrongToken(episode, call.index, count_prompt_tokens(call) + problem[0], problem[1]))
     referenced = {index for call in calls for index in (*call.messages, call.reply)}
-    orphan = next((index for index in range(len(messages)) if index not in referenced), None)
-    if orphan is not None:
+    orphan_message = next((index for index in range(len(messages)) if index not in referenced), None)
+    if orphan_message is not None:
         wrong_tokens.append(
-            WrongToken(episode, len(calls), 0, f"message {orphan} belongs to no call: a call is missing")
+            WrongToken(episode, len(calls), 0, f"message {orphan_message} belongs to no call: a call is missing")
         )
     for line in lines:
         call_indices = [line.leaf, *(span.call for span in line.spans)]
-        absent = next((index for index in call_indices if not 0 <= index < len(calls)), None)
-        if absent is not None:
+        absent_call = next((index for index in call_indices if not 0 <= index < len(calls)), None)
+        if absent_call is not None:
             problem_text = "a timeline refers to this call, which is missing"
-            wrong_tokens.append(WrongToken(episode, absent, min(span.start for span in line.spans), problem_text))
+            wrong_tokens.append(WrongToken(episode, absent_call, min(span.start for span in line.spans), problem_text))
     return wrong_tokens
 
 
 def _find_missing_reference(
     calls: Sequence[Call], at: int, call: Call, messages: Sequence[dict[str, Any]], tools: Sequence[Any]
 ) -> str | None:
+    """Describe a call's reference to a missing call, message or tool list, or return None.
+
+    Args:
+        at: index at which the call stands in `calls`.
+    """
     if call.index != at:
         return f"this call is missing: the record continues with call {call.index}"
     if call.parent is None and call.prefix:
@@ -88,17 +93,18 @@ def _find_array_problem(call: Call) -> tuple[int, str] | None:
         values = getattr(call, name)
         if values.size != size:
             return min(values.size, size), f"{values.size} {name} for {size} tokens"
-        bad = np.flatnonzero(~(values <= 1e-3))
-        if bad.size:
-            return int(bad[0]), f"{values[bad[0]]:g} is no log-probability"
-    firsts = [run.first for run in call.versions]
+        # Log-probabilities are at most 0, up to rounding. `~(<=)` instead of `>` also finds NaN.
+        bad_positions = np.flatnonzero(~(values <= 1e-3))
+        if bad_positions.size:
+            return int(bad_positions[0]), f"{values[bad_positions[0]]:g} is no log-probability"
+    first_tokens = [run.first for run in call.versions]
     if call.terms.written:
-        is_sampled = bool(firsts) or call.logprobs.any() or call.logprobs_unit.any()
+        is_sampled = bool(first_tokens) or call.logprobs.any() or call.logprobs_unit.any()
         return (0, "a given reply has log-probabilities or versions of sampling") if is_sampled else None
-    if size and (firsts[:1] != [0] or firsts != sorted(set(firsts)) or firsts[-1] >= size):
+    if size and (first_tokens[:1] != [0] or first_tokens != sorted(set(first_tokens)) or first_tokens[-1] >= size):
         return 0, f"no policy version is known for some of its tokens: {list(call.versions)}"
-    if call.temperature == 1 and (lower := np.flatnonzero(call.logprobs < call.logprobs_unit - 1e-3)).size:
-        position = int(lower[0])  # truncation by top_p or top_k can only raise it
+    if call.temperature == 1 and (lower_positions := np.flatnonzero(call.logprobs < call.logprobs_unit - 1e-3)).size:
+        position = int(lower_positions[0])  # truncation by top_p or top_k can only raise it
         return (
             position,
             f"log-probability {call.logprobs[position]:g} does not go with {call.logprobs_unit[position]:g} at "
@@ -185,8 +191,8 @@ def prove_endings(
             problem = "its reply ends normally but is marked as cut off"
         if problem is None and call.error is not None and call.is_delivered:
             problem = "a finished call has an error"
-        drawn = call.trained and not call.terms.written
-        if problem is None and temperature is not None and drawn and call.temperature != temperature:
+        is_trained_sample = call.trained and not call.terms.written
+        if problem is None and temperature is not None and is_trained_sample and call.temperature != temperature:
             problem = f"it is trained and was sampled at temperature {call.temperature:g}, not {temperature:g}"
         if problem is not None:
             wrong_tokens.append(WrongToken(episode, call.index, count_prompt_tokens(call), problem))
@@ -283,13 +289,24 @@ def prove_same(lines: Sequence[Timeline], derived: Sequence[Timeline], episode: 
     derived_by_leaf = {line.leaf: line for line in derived}
     wrong_tokens = []
     for line in lines:
-        other, count = derived_by_leaf.get(line.leaf), len(line.spans)
-        same = other is not None and 0 < count <= len(other.spans) and line.spans[:-1] == other.spans[: count - 1]
-        same = same and other is not None and (line.agent, line.target) == (other.agent, other.target)
-        if same and other is not None:
-            last, full_span = line.spans[-1], other.spans[count - 1]
-            same = last[:2] == full_span[:2] and (line.spans == other.spans or line.ids.size < other.ids.size)
-        if not same:
+        derived_line, span_count = derived_by_leaf.get(line.leaf), len(line.spans)
+        # A cut timeline has the first spans of the derived one, of which the last may be shorter.
+        is_same = (
+            derived_line is not None
+            and 0 < span_count <= len(derived_line.spans)
+            and line.spans[:-1] == derived_line.spans[: span_count - 1]
+        )
+        is_same = (
+            is_same
+            and derived_line is not None
+            and (line.agent, line.target) == (derived_line.agent, derived_line.target)
+        )
+        if is_same and derived_line is not None:
+            last_span, full_span = line.spans[-1], derived_line.spans[span_count - 1]
+            is_same = last_span[:2] == full_span[:2] and (
+                line.spans == derived_line.spans or line.ids.size < derived_line.ids.size
+            )
+        if not is_same:
             start = line.spans[0].start if line.spans else 0
             wrong_tokens.append(WrongToken(episode, line.leaf, start, "the calls do not make this timeline again"))
     return wrong_tokens
@@ -327,17 +344,17 @@ def prove_rows(samples: Sequence[Sample], rows: Sequence[PackedRow]) -> list[Wro
     positions: list[list[int]] = [[] for _ in samples]
     for row in rows:
         for index in np.unique(row.targets.sample).tolist():
-            mine = np.flatnonzero(row.targets.sample == index)
-            mine = mine[np.argsort(row.targets.offset[mine], kind="stable")]
-            problem = _find_row_problem(row, mine, samples[index].timeline.ids)
+            target_indices = np.flatnonzero(row.targets.sample == index)
+            target_indices = target_indices[np.argsort(row.targets.offset[target_indices], kind="stable")]
+            problem = _find_row_problem(row, target_indices, samples[index].timeline.ids)
             if problem is None and row.adapter != (adapter := samples[index].timeline.adapter):
                 problem = (
-                    int(row.targets.offset[mine[0]]),
+                    int(row.targets.offset[target_indices[0]]),
                     f"a row of adapter {row.adapter} trains what {adapter} sampled",
                 )
             if problem is not None:
                 wrong_tokens.append(_make_wrong_token(samples[index], *problem))
-            positions[index] += row.targets.offset[mine].tolist()
+            positions[index] += row.targets.offset[target_indices].tolist()
     for index, sample in enumerate(samples):
         trained_positions = np.flatnonzero(sample.timeline.mask)
         position_index = find_first_difference(np.asarray(positions[index], np.int64), trained_positions)
@@ -353,17 +370,30 @@ def prove_rows(samples: Sequence[Sample], rows: Sequence[PackedRow]) -> list[Wro
     return wrong_tokens
 
 
-def _find_row_problem(row: PackedRow, mine: Any, ids: Ids) -> tuple[int, str] | None:
-    source, offset, token = row.targets.source[mine], row.targets.offset[mine], row.targets.token[mine]
+def _find_row_problem(row: PackedRow, target_indices: Any, ids: Ids) -> tuple[int, str] | None:
+    """Find the first token of a sample that a packed row trains wrongly.
+
+    Args:
+        target_indices: indices into the row's targets that belong to the sample, ordered by position.
+        ids: token ids of the sample's timeline, [T].
+
+    Returns:
+        (index in the timeline, problem), or None if the row is right.
+    """
+    source, offset, token = (
+        row.targets.source[target_indices],
+        row.targets.offset[target_indices],
+        row.targets.token[target_indices],
+    )
     tree = next((tree for tree in row.trees if tree.start <= source[-1] < tree.stop), None)
     if tree is None:
         return int(offset[-1]), "a target's source lies in no tree of its row"
     path = _find_path(tree, int(source[-1]))
-    last = int(offset[-1])
-    position = find_first_difference(row.ids[path], ids[:last])
+    last_offset = int(offset[-1])
+    position = find_first_difference(row.ids[path], ids[:last_offset])
     if position is not None:
         return position, "the packed row holds another token here"
-    position = find_first_difference(row.positions[path], np.arange(last, dtype=np.int32))
+    position = find_first_difference(row.positions[path], np.arange(last_offset, dtype=np.int32))
     if position is not None:
         return position, "the packed row gives this token another position"
     differing = np.flatnonzero((path[offset - 1] != source) | (ids[offset] != token))
@@ -379,4 +409,5 @@ def _find_path(tree: Tree, last: int) -> Any:
 
 
 def _make_wrong_token(sample: Sample, position: int, what: str) -> WrongToken:
+    """Make a finding at a position of a sample's timeline, with the call that the token belongs to."""
     return WrongToken(sample.episode, _find_owning_call(sample.timeline, position), position, what)

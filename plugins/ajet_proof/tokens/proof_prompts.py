@@ -77,6 +77,12 @@ def prove_prompts(
 
 
 def _check_prompt(proof: Proof, call: Call, problem: PromptProblem | None, kind: TokenClass, episode: str) -> None:
+    """Count the checked tokens of a prompt in `proof`, and add its problem, if any.
+
+    Args:
+        problem: first difference from the derived prompt, or None.
+        kind: class of the tokens that are not shared with an earlier call.
+    """
     tally, size = proof.counts[kind], int(call.suffix_ids.size)
     tally.checked += size
     if problem is None:
@@ -87,15 +93,20 @@ def _check_prompt(proof: Proof, call: Call, problem: PromptProblem | None, kind:
     proof.wrong.append(WrongToken(episode, call.index, position, problem_text, expected, actual))
 
 
-def _check_reply(proof: Proof, call: Call, bad: int | None, episode: str) -> None:
+def _check_reply(proof: Proof, call: Call, wrong_index: int | None, episode: str) -> None:
+    """Count the checked tokens of a reply in `proof`, and add its problem, if any.
+
+    Args:
+        bad: index of the first token that contradicts the reply's message, or None.
+    """
     tally, size = proof.counts["sampled"], int(call.response_ids.size)
     tally.checked += size
-    tally.equal += size if bad is None else bad
-    if bad is not None:
-        token = get_token(call.response_ids, bad)
+    tally.equal += size if wrong_index is None else wrong_index
+    if wrong_index is not None:
+        token = get_token(call.response_ids, wrong_index)
         problem = "the reply's ids differ from its message"
         problem += f" (token {token})" if token is not None else " (they end too early)"
-        proof.wrong.append(WrongToken(episode, call.index, count_prompt_tokens(call) + bad, problem))
+        proof.wrong.append(WrongToken(episode, call.index, count_prompt_tokens(call) + wrong_index, problem))
 
 
 class _SessionReplay:
@@ -157,15 +168,15 @@ class _SessionReplay:
         self._rendered_prompts[call.index] = self._renderer.raw(recorded.tolist())
         if encoded is None:
             return None
-        after, text = encoded.after, encoded.text
-        if after > call.prefix:
+        prefix_length, text = encoded.after, encoded.text
+        if prefix_length > call.prefix:
             return call.prefix, "ids recorded as the parent's differ", None, None
-        rendered = self._renderer.encode(text) if after else self._renderer.raw(text).ids
-        difference = find_first_difference(recorded[after:], rendered)
+        rendered = self._renderer.encode(text) if prefix_length else self._renderer.raw(text).ids
+        difference = find_first_difference(recorded[prefix_length:], rendered)
         if difference is None:
             return None
-        expected, actual = get_token(rendered, difference), get_token(recorded[after:], difference)
-        return after + difference, "the prompt's text has another id here", expected, actual
+        expected, actual = get_token(rendered, difference), get_token(recorded[prefix_length:], difference)
+        return prefix_length + difference, "the prompt's text has another id here", expected, actual
 
     def check_prompt(self, call: Call) -> PromptProblem | None:
         """Derive the prompt of a call again from its messages.
@@ -175,17 +186,17 @@ class _SessionReplay:
         """
         recorded = self._reader.prompt_ids(call.index)
         match = self._match_call(call)
-        base = match.extends if match.extends in self._rendered_prompts else None
-        if match.extends is not None and base is None and self._calls[match.extends].response_ids.size:
+        base_call = match.extends if match.extends in self._rendered_prompts else None
+        if match.extends is not None and base_call is None and self._calls[match.extends].response_ids.size:
             return None  # it extends a call whose text the record hides
         request = self._restore_replies(call, match.extends)
         tools = self._get_tools(call)
         prompt: Any = None
         try:
-            if base is not None:
-                earlier = self._calls[base]
+            if base_call is not None:
+                earlier = self._calls[base_call]
                 prompt = self._renderer.extend(
-                    self._rendered_prompts[base],
+                    self._rendered_prompts[base_call],
                     earlier.response_ids,
                     earlier.finish,
                     request,
@@ -195,16 +206,19 @@ class _SessionReplay:
             extended = prompt is not None
             if prompt is None:
                 prompt = self._renderer.render(request, tools)
-                extended = base is not None and prompt.text.startswith(self._decode_call(base))
+                # A prompt rendered anew still extends the earlier call if it begins with the call's text.
+                extended = base_call is not None and prompt.text.startswith(self._decode_call(base_call))
             if call.terms.tool_choice in ("required", "named"):
                 prompt = self._renderer.force_call(prompt, call.terms.named_tool)
         except AjetError as refusal:
             return 0, f"this prompt cannot be rendered again: {refusal}", None, None
         self._rendered_prompts[call.index] = replace(prompt, ids=recorded)
-        goes_on = [base] if extended and base is not None else []
-        continued_messages = max((len(self._calls[index].messages) for index in goes_on), default=0)
+        continued_calls = [base_call] if extended and base_call is not None else []
+        continued_messages = max((len(self._calls[index].messages) for index in continued_calls), default=0)
+        # First the ids of the continued call, then those of a quoted call (not for a fork), then template and
+        # tokenizer.
         return (
-            self._find_re_encoding(recorded, goes_on)
+            self._find_re_encoding(recorded, continued_calls)
             or (
                 self._find_re_encoding(recorded, self._find_quoted_calls(call, beyond=continued_messages))
                 if call.fork is None
@@ -239,6 +253,7 @@ class _SessionReplay:
         return int(call.response_ids.size)
 
     def _parse_reply(self, call: Call, prompt: Any, ids: Sequence[int]) -> Any:
+        """Parse a reply's token ids with the call's settings, and return the parser, which can be fed further ids."""
         stream = self._renderer.reply_stream(
             None if call.terms.tool_choice == "none" else self._get_tools(call),
             earlier_prompt=prompt,
@@ -253,9 +268,10 @@ class _SessionReplay:
 
         The gateway did the same when it received the request.
         """
-        for earlier in sorted(self._unmatched_calls, key=lambda each: (each.ended, each.index)):
-            built_on = call.parent == earlier.index and call.prefix > count_prompt_tokens(earlier)
-            if earlier.index < call.index and (earlier.ended <= call.started or built_on):
+        for earlier in sorted(self._unmatched_calls, key=lambda reply_call: (reply_call.ended, reply_call.index)):
+            # A call whose ids begin with an earlier reply was sent after it, whatever the recorded times say.
+            extends_earlier = call.parent == earlier.index and call.prefix > count_prompt_tokens(earlier)
+            if earlier.index < call.index and (earlier.ended <= call.started or extends_earlier):
                 assert earlier.reply is not None
                 reply = self._messages[earlier.reply]
                 self._conversations.add_reply(earlier.index, earlier.agent, reply, earlier.stop)
@@ -277,12 +293,13 @@ class _SessionReplay:
         while extends is not None:
             earlier = self._calls[extends]
             if earlier.reply is not None:
-                at, reply = len(earlier.messages), self._messages[earlier.reply]
-                request[at] = restore_reply(request[at], reply, earlier.stop)
+                reply_position, reply = len(earlier.messages), self._messages[earlier.reply]
+                request[reply_position] = restore_reply(request[reply_position], reply, earlier.stop)
             extends = self._continued_call[extends]
         return request
 
     def _get_tools(self, call: Call) -> Sequence[Message] | None:
+        """Return the tool list of a call's request, or None if it had none."""
         return None if call.tools is None else self._tools[call.tools]
 
     def _decode_call(self, index: int) -> str:
@@ -321,6 +338,7 @@ class _SessionReplay:
         return one == other or self._get_message_key(one) == self._get_message_key(other)
 
     def _get_message_key(self, message: int) -> Any:
+        """Return the key by which the gateway compares messages, from a cache. `message` is the message's index."""
         if message not in self._keys:
             self._keys[message] = message_key(self._messages[message])
         return self._keys[message]
@@ -351,6 +369,7 @@ class _SessionReplay:
 
 
 def _find_difference(recorded: Ids, expected: Ids) -> PromptProblem | None:
+    """Return the first difference between a recorded prompt and the derived one, or None if they are equal."""
     position = find_first_difference(recorded, expected)
     if position is None:
         return None
