@@ -57,13 +57,13 @@ def compose_trinity_config(
     register_resolvers()
     device = choose_device(experiment)
     refuse(experiment, device)
-    users = experiment.backbone_overrides.get("trinity", {})
-    names = ["trinity_default", *(["trinity_cpu"] if device == "cpu" else [])]
-    layers = [OmegaConf.load(LAYERS / f"{name}.yaml") for name in names]
+    user_section = experiment.backbone_overrides.get("trinity", {})
+    layer_names = ["trinity_default", *(["trinity_cpu"] if device == "cpu" else [])]
+    layers = [OmegaConf.load(LAYERS / f"{name}.yaml") for name in layer_names]
     composed: Any = OmegaConf.merge(*layers)
     composed["ajet"] = _build_node(experiment, device, model_folder, run)
     own_sections = {name: value for name, value in experiment.sections.items() if name not in composed}
-    tree = OmegaConf.merge(composed, OmegaConf.create(own_sections), OmegaConf.create(users))
+    tree = OmegaConf.merge(composed, OmegaConf.create(own_sections), OmegaConf.create(user_section))
     try:
         resolved: Any = OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
@@ -86,12 +86,12 @@ def compute_demand(config: Mapping[str, Any]) -> Demand:
     Args:
         config: Trinity's config.
     """
-    nodes, each = config["cluster"]["node_num"], config["cluster"]["gpu_per_node"]
+    node_count, gpus_per_node = config["cluster"]["node_num"], config["cluster"]["gpu_per_node"]
     if config["mode"] == TRAIN:
-        return Demand((nodes, each), (0, 0))
-    model = config["explorer"]["rollout_model"]
-    serving = model["engine_num"] * model["tensor_parallel_size"]
-    return Demand((1, nodes * each - serving), (1, serving))
+        return Demand((node_count, gpus_per_node), (0, 0))
+    engine_settings = config["explorer"]["rollout_model"]
+    serving_gpus = engine_settings["engine_num"] * engine_settings["tensor_parallel_size"]
+    return Demand((1, node_count * gpus_per_node - serving_gpus), (1, serving_gpus))
 
 
 def choose_device(experiment: Experiment) -> str:
@@ -121,14 +121,19 @@ def count_engines(experiment: Experiment) -> int:
     Raises:
         ConfigError: both keys are set, to different numbers.
     """
-    newer, older = experiment.ajet.rollout.n_vllm_engine, experiment.ajet.trainer_common.trinity_only__n_vllm_engine
-    if newer != 1 and older not in (1, newer):
+    rollout_engines, trainer_engines = (
+        experiment.ajet.rollout.n_vllm_engine,
+        experiment.ajet.trainer_common.trinity_only__n_vllm_engine,
+    )
+    # 1 is the default of both keys.
+    if rollout_engines != 1 and trainer_engines not in (1, rollout_engines):
         raise ConfigError(
-            f"ajet.rollout.n_vllm_engine is {newer}, but ajet.trainer_common.trinity_only__n_vllm_engine is {older}.",
+            f"ajet.rollout.n_vllm_engine is {rollout_engines}, but "
+            f"ajet.trainer_common.trinity_only__n_vllm_engine is {trainer_engines}.",
             where=_find_place(experiment, "trainer_common.trinity_only__n_vllm_engine"),
             expected="only one of the two, or the same number",
         )
-    return newer if newer != 1 else older
+    return rollout_engines if rollout_engines != 1 else trainer_engines
 
 
 def _build_node(
@@ -137,13 +142,15 @@ def _build_node(
     """Build the node `ajet` that the YAML layers refer to: the typed settings and computed values (`derived`)."""
     node = experiment.settle_values()
     ajet = experiment.ajet
-    engines, mode = count_engines(experiment), choose_mode(experiment)
+    engine_count, mode = count_engines(experiment), choose_mode(experiment)
     if model_folder is not None:
         node["model"]["path"] = str(model_folder)
-    slots = node["trainer_common"]["n_gpus_per_node"]
+    gpus_per_node = node["trainer_common"]["n_gpus_per_node"]
+    # On a CPU Ray counts slots: one for each process of an engine, and one for the trainer.
     if device == "cpu" and _is_default(experiment, "n_gpus_per_node"):
-        slots = engines * ajet.rollout.tensor_model_parallel_size + 1 if mode == BOTH else 1
-    prompt = min(ajet.data.max_prompt_length, ajet.rollout.max_model_len - 1)
+        gpus_per_node = engine_count * ajet.rollout.tensor_model_parallel_size + 1 if mode == BOTH else 1
+    # At least one token must remain for the reply.
+    prompt_tokens = min(ajet.data.max_prompt_length, ajet.rollout.max_model_len - 1)
     node["derived"] = {
         "folder": str(run.folder if run is not None else experiment.root / experiment.name / "trinity"),
         "namespace": run.namespace if run is not None else "ajet",
@@ -151,12 +158,12 @@ def _build_node(
         "batches": "ExplorerSteps" if mode == BOTH else "StoreGroups",
         "rows": ajet.data.train_batch_size * ajet.rollout.num_repeat,
         "saves": ajet.trainer_common.save_freq if mode == BOTH else 1,  # announced weights must be on disk
-        "engines": engines,
-        "gpu_per_node": slots,
-        "prompt_tokens": prompt,
-        "response_tokens": min(ajet.data.max_response_length, ajet.rollout.max_model_len - prompt),
+        "engines": engine_count,
+        "gpu_per_node": gpus_per_node,
+        "prompt_tokens": prompt_tokens,
+        "response_tokens": min(ajet.data.max_response_length, ajet.rollout.max_model_len - prompt_tokens),
         "steps": run.steps if run is not None else ajet.trainer_common.total_training_steps,
-        "runners": 1 if device == "cpu" else max(1, min(ajet.rollout.max_env_worker, 128) // engines),
+        "runners": 1 if device == "cpu" else max(1, min(ajet.rollout.max_env_worker, 128) // engine_count),
         "algorithm": "WithReference" if ajet.trainer_common.use_kl_loss else "WithoutReference",
         "loss": "WeightedTokensWithReference" if ajet.trainer_common.use_kl_loss else "WeightedTokens",
     }
@@ -164,6 +171,7 @@ def _build_node(
 
 
 def _is_default(experiment: Experiment, name: str) -> bool:
+    """True if neither YAML nor overrides set this key below `ajet.trainer_common`."""
     layers = experiment.layers
     return layers.find_winner(("ajet", "trainer_common", name)) is layers.stack[0]
 
@@ -172,15 +180,17 @@ def _list_refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
     """Yield an error for each setting that Trinity cannot follow, so that none is ignored silently."""
     ajet = experiment.ajet
     trainer, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
-    engines, parallel = count_engines(experiment), ajet.rollout.tensor_model_parallel_size
-    total = trainer.nnodes * trainer.n_gpus_per_node
+    engine_count, gpus_per_engine = count_engines(experiment), ajet.rollout.tensor_model_parallel_size
+    total_gpus = trainer.nnodes * trainer.n_gpus_per_node
     are_gpus_set = not (device == "cpu" and _is_default(experiment, "n_gpus_per_node"))
-    by_age = algorithm.out_of_date_decay is not None and algorithm.importance_weight_cap_ratio is not None
+    limits_by_age = algorithm.out_of_date_decay is not None and algorithm.importance_weight_cap_ratio is not None
+    # (True if the setting is refused, key below `ajet`, problem, expected values).
     rules: list[tuple[bool, str, str, str]] = [
         (
-            choose_mode(experiment) == BOTH and are_gpus_set and engines * parallel >= total,
+            choose_mode(experiment) == BOTH and are_gpus_set and engine_count * gpus_per_engine >= total_gpus,
             "trainer_common.n_gpus_per_node",
-            f"{engines} engines of {parallel} GPUs each leave no GPU for the trainer; there are {total}.",
+            f"{engine_count} engines of {gpus_per_engine} GPUs each leave no GPU for the trainer; there are "
+            f"{total_gpus}.",
             "more GPUs than the engines use",
         ),
         (
@@ -190,7 +200,7 @@ def _list_refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
             "vllm, or --backbone verl",
         ),
         (
-            device == "cpu" and parallel > 1,
+            device == "cpu" and gpus_per_engine > 1,
             "rollout.tensor_model_parallel_size",
             "On a CPU, Trinity's engine must be one process: new weights reach only its first worker.",
             "1 with device: cpu",
@@ -232,7 +242,7 @@ def _list_refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
             "false; use_kl_loss adds a KL term to the loss instead",
         ),
         (
-            by_age,
+            limits_by_age,
             "trainer_common.algorithm.out_of_date_decay",
             "Limits by token age do not work on Trinity: its rows do not contain the age of each token.",
             "null",
@@ -244,12 +254,13 @@ def _list_refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
             "auto or null",
         ),
     ]
-    for broken, key, message, expected in rules:
-        if broken:
+    for is_violated, key, message, expected in rules:
+        if is_violated:
             yield ConfigError(message, where=f"{_find_place(experiment, key)} (ajet.{key})", expected=expected)
 
 
 def _find_place(experiment: Experiment, key: str) -> str:
+    """Return where a key below `ajet` was set, as file:line or the name of an override."""
     return experiment.layers.locate(("ajet", *key.split(".")), value=True)
 
 

@@ -72,10 +72,12 @@ class TrinityRunner(Runner):
         config = compose_trinity_config(experiment)
         explorer = config["explorer"]
 
-        def playing() -> int:
+        def count_gateways() -> int:
             return int(explorer["runner_per_model"]) * int(explorer["rollout_model"]["engine_num"])
 
-        require_gateways(experiment, options, playing, named="trinity.explorer.runner_per_model: 1, with one engine")
+        require_gateways(
+            experiment, options, count_gateways, named="trinity.explorer.runner_per_model: 1, with one engine"
+        )
         if (python := find_python(choose_device(experiment))) is not None:
             continue_in(python)
 
@@ -86,9 +88,9 @@ class TrinityRunner(Runner):
         from ajet_trinity.config import compose_trinity_config
         from ajet_trinity.package import VERSION
 
-        head = f"---\n# What trinity-rft {VERSION} gets from it.\n"
-        users = experiment.backbone_overrides.get("trinity", {})
-        return head + dump_yaml(make_printable(compose_trinity_config(experiment), users))
+        header = f"---\n# What trinity-rft {VERSION} gets from it.\n"
+        user_section = experiment.backbone_overrides.get("trinity", {})
+        return header + dump_yaml(make_printable(compose_trinity_config(experiment), user_section))
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
         """Check Trinity's version. Returns [] if no experiment needs Trinity."""
@@ -99,13 +101,14 @@ class TrinityRunner(Runner):
             return []
         try:
             folder = require_trinity()
-        except UserError as problem:
-            return [Finding(DISTRIBUTION, "problem", problem.what, problem.do)]
+        except UserError as error:
+            return [Finding(DISTRIBUTION, "problem", error.what, error.do)]
         return [Finding(DISTRIBUTION, "ok", VERSION + (f", in {folder}" if folder is not None else ""))]
 
     def train(
         self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
     ) -> None:
+        """Train on Trinity (`ajet_trinity.train`)."""
         from ajet_trinity.train import train_on_trinity
 
         train_on_trinity(experiment, run, options, interrupts, sink)
@@ -148,8 +151,8 @@ def continue_in(python: Path) -> None:
     Raises:
         UserError: the process runs another program than ajet's command.
     """
-    spec, script = getattr(sys.modules["__main__"], "__spec__", None), Path(sys.argv[0]).name == SCRIPT
-    if not script and (spec is None or spec.name not in MODULES):
+    main_spec, is_script = getattr(sys.modules["__main__"], "__spec__", None), Path(sys.argv[0]).name == SCRIPT
+    if not is_script and (main_spec is None or main_spec.name not in MODULES):
         raise UserError(
             "Trinity is installed in a separate Python environment, but this program runs in another one.",
             where=sys.executable,
@@ -159,5 +162,5 @@ def continue_in(python: Path) -> None:
     logger.info("Trinity has a separate Python environment: the command continues with {}", python)
     sys.stdout.flush()
     sys.stderr.flush()
-    command = [str(python.with_name(SCRIPT))] if script else ["-m", "ajet"]
+    command = [str(python.with_name(SCRIPT))] if is_script else ["-m", "ajet"]
     os.execv(python, [str(python), *command, *sys.argv[1:]])

@@ -62,9 +62,9 @@ def train_on_trinity(
 
     folder = require_trinity()
     address, device = find_address(options), choose_device(experiment)
-    config, order, words, tokenizer = prepare_config(experiment, run, sink)
-    steps, begun = config["buffer"]["total_steps"], run.resumed.step if run.resumed is not None else 0
-    is_finished = begun >= steps
+    config, order, renderer, tokenizer = prepare_config(experiment, run, sink)
+    steps, resumed_step = config["buffer"]["total_steps"], run.resumed.step if run.resumed is not None else 0
+    is_finished = resumed_step >= steps
     if is_finished and options.from_store is None:
         return
     demand = compute_demand(config)
@@ -74,22 +74,24 @@ def train_on_trinity(
     if options.from_store is not None:
         tickets = open_store_tickets(experiment, run, options.from_store, order, tokenizer, steps=steps)
     else:
-        store = open_verl_store(run, order, sessions=experiment.ajet.rollout.num_repeat, oldest=begun)
+        store = open_verl_store(run, order, sessions=experiment.ajet.rollout.num_repeat, oldest=resumed_step)
         tickets = LaunchTickets(store, order, batch=experiment.ajet.data.train_batch_size)
     if is_finished:  # a killed run may not have marked its end
         tickets.finish_run()
         return
     if run.resumed is not None:
-        counted = run.recovery(tickets.list_begun(), dead=tickets.list_dead())
-        logger.info("resumed after step {} from {}{}", begun, run.resumed.path, counted)
-    sink.begin(words, total=steps)
+        recovery_note = run.recovery(tickets.list_begun(), dead=tickets.list_dead())
+        logger.info("resumed after step {} from {}{}", resumed_step, run.resumed.path, recovery_note)
+    sink.begin(renderer, total=steps)
     record = TrinityRecord(experiment, run, sink, tickets)
     _prepare_folder(config, run)
     run.status.set(phase="starting Ray", steps=steps)
     environment = _build_environment(folder, device)
-    environment |= build_variable(experiment, run_id=run.run_id, begun=begun, total=steps, ranks=demand.training[1])
+    environment |= build_variable(
+        experiment, run_id=run.run_id, begun=resumed_step, total=steps, ranks=demand.training[1]
+    )
     try:
-        stopped = run_on_ray(
+        was_stopped = run_on_ray(
             "Trinity",
             TrinityStage,
             config,
@@ -104,13 +106,14 @@ def train_on_trinity(
         )
     finally:
         shutil.rmtree(run.path / FOLDER, ignore_errors=True)
-    if record.step < steps and not stopped:
+    if record.step < steps and not was_stopped:
         problem = f"Trinity reports success, but made only {record.step} of {steps} steps"
         raise make_run_error("Trinity", problem, run.path / "logs")
     tickets.finish_run()
 
 
 def _build_needs(demand: Demand, namespace: str, device: str) -> RayNeeds:
+    """Return what Trinity needs from Ray. On a CPU, GPUs are slots without hardware, and a warning is logged."""
     init: dict[str, Any] = {}
     if device == "cpu":  # slots by name only
         logger.warning("Trinity runs without an accelerator: this is slow, and meant for tests only")
@@ -167,37 +170,38 @@ def prepare_config(
             do=f"start a new run from its weights with ajet.model.path: {run.resumed.path}",
         )
     source = locate_configured_model(settings, experiment.base)
-    model = prepare_folder(source)
-    if load_image_tokens(model) is not None:
+    model_folder = prepare_folder(source)
+    if load_image_tokens(model_folder) is not None:
         raise ConfigError(
             "Trinity cannot train on images.",
             where="ajet.model.path",
             expected="a text model, or --backbone verl",
         )
-    warn_unreplayed_experts(model)
+    warn_unreplayed_experts(model_folder)
     reader, tokenizer = open_reader(experiment), load_tokenizer(source)
-    words = make_renderer(settings, tokenizer, None)
+    renderer = make_renderer(settings, tokenizer, None)
     tasks = drop_overlong(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     overlap = find_overlap(tasks, reader.tasks("validation")) if reader.has("validation") else None
     sink.review(open_algorithm(settings, base=experiment.base), train=len(tasks), validates=False, overlap=overlap)
     launch = TrinityLaunch(run.path / FOLDER, f"ajet-{run.run_id}", settings.count_steps(len(tasks)))
-    return compose_trinity_config(experiment, model_folder=model, run=launch), order, words, tokenizer
+    return compose_trinity_config(experiment, model_folder=model_folder, run=launch), order, renderer, tokenizer
 
 
 def _prepare_folder(config: dict[str, Any], run: RunDirectory) -> None:
     """Create the folder from which Trinity starts: empty, or with the files of a resumed checkpoint."""
     shutil.rmtree(run.path / FOLDER, ignore_errors=True)
-    job = Path(config["checkpoint_root_dir"]) / config["project"] / config["name"]
-    job.mkdir(parents=True)
+    job_folder = Path(config["checkpoint_root_dir"]) / config["project"] / config["name"]
+    job_folder.mkdir(parents=True)
     if run.resumed is None:
         return
     step, folder = run.resumed.step, run.resumed.path / run.resumed.state[BACKBONE]
-    (job / f"global_step_{step}").symlink_to(folder.absolute())
-    (job / "latest_checkpointed_iteration.txt").write_text(str(step))
-    (job / "latest_state_dict_iteration.txt").write_text(str(step))
-    for side, more in (("explorer", {"taskset_states": [{"current_index": 0}]}), ("trainer", {})):
-        (job / f"{side}_meta.json").write_text(json.dumps({"latest_iteration": step, **more}))
+    # Trinity finds the checkpoint by these names and numbers, as if it had written them itself.
+    (job_folder / f"global_step_{step}").symlink_to(folder.absolute())
+    (job_folder / "latest_checkpointed_iteration.txt").write_text(str(step))
+    (job_folder / "latest_state_dict_iteration.txt").write_text(str(step))
+    for process_name, more_state in (("explorer", {"taskset_states": [{"current_index": 0}]}), ("trainer", {})):
+        (job_folder / f"{process_name}_meta.json").write_text(json.dumps({"latest_iteration": step, **more_state}))
 
 
 # The run's record and screen from the notices of Trinity's processes.
@@ -229,8 +233,8 @@ class TrinityRecord(RayRecord):
             self._credit_of_step[letter.step] = letter
             return
         if isinstance(letter, StepNotice):
-            assigned = self._credit_of_step.pop(letter.step)
-            letter = StepNotice(letter.step, assigned.metrics | letter.metrics, assigned.credited)
+            credit = self._credit_of_step.pop(letter.step)
+            letter = StepNotice(letter.step, credit.metrics | letter.metrics, credit.credited)
         super().handle_notice(letter)
         # The last checkpoint is written after the step's metrics were recorded.
         if isinstance(letter, CheckpointNotice) and letter.step == self.step:

@@ -111,29 +111,29 @@ def find_section_errors(experiment: Experiment, wanted: str) -> Iterator[ConfigE
     Args:
         wanted: Trinity's mode of the run.
     """
-    users = experiment.backbone_overrides.get("trinity", {})
+    user_section = experiment.backbone_overrides.get("trinity", {})
     layers = experiment.layers
-    if not isinstance(users, Mapping):
+    if not isinstance(user_section, Mapping):
         yield ConfigError(
-            f"`trinity` is {users!r}.",
+            f"`trinity` is {user_section!r}.",
             where=layers.locate(("trinity",), value=True),
             expected="a mapping of Trinity's own keys",
         )
         return
-    mode = users.get("mode")
+    mode = user_section.get("mode")
     if mode not in (None, wanted):
-        conf, store = ("--conf", "FILE.yaml"), "sqlite:PATH"
-        trains = format_command("train", *conf, "--backbone", "trinity", "--with-ray", "--from-store", store)
-        sides = f"`{trains}` and `{format_command('sample', *conf, '--store', store)}`"
+        config_option, store = ("--conf", "FILE.yaml"), "sqlite:PATH"
+        trains = format_command("train", *config_option, "--backbone", "trinity", "--with-ray", "--from-store", store)
+        commands = f"`{trains}` and `{format_command('sample', *config_option, '--store', store)}`"
         yield ConfigError(
             f"trinity.mode is {mode!r}.",
             where=layers.locate(("trinity", "mode"), value=True),
             expected=SEPARATE_MODES.get(str(mode), f"{wanted}, or no such key"),
-            do=f"run two commands that share one store: {sides}" if mode in SEPARATE_MODES else "",
+            do=f"run two commands that share one store: {commands}" if mode in SEPARATE_MODES else "",
         )
     for key, ajet_key in OWNED.items():
         path = tuple(key.split("."))
-        if _has_key(users, path):
+        if _has_key(user_section, path):
             yield ConfigError(
                 f"ajet sets trinity.{key} itself.",
                 where=layers.locate(("trinity", *path)),
@@ -142,7 +142,7 @@ def find_section_errors(experiment: Experiment, wanted: str) -> Iterator[ConfigE
             )
     trinity_keys = read_trinity_keys()
     if trinity_keys:
-        yield from _find_unknown(experiment, users, trinity_keys, "Config", ())
+        yield from _find_unknown(experiment, user_section, trinity_keys, "Config", ())
 
 
 def _find_unknown(
@@ -152,6 +152,14 @@ def _find_unknown(
     kind: str,
     at: tuple[str, ...],
 ) -> Iterator[ConfigError]:
+    """Yield an error for each key of the user's section that Trinity's dataclass of the section lacks.
+
+    Args:
+        users: the section, or one nested in it.
+        known: the fields of Trinity's dataclasses, by class name.
+        kind: name of the section's dataclass.
+        at: path of the section.
+    """
     fields = known[kind]
     for name, value in users.items():
         path = (*at, str(name))
@@ -179,14 +187,15 @@ def read_trinity_keys() -> Keys:
         folder = require_trinity()
     except UserError:  # code that needs Trinity raises the error
         return {}
-    places = [str(folder)] if folder is not None else sys.path
-    (distribution, *_) = distributions(name=DISTRIBUTION, path=places)
+    search_paths = [str(folder)] if folder is not None else sys.path
+    (distribution, *_) = distributions(name=DISTRIBUTION, path=search_paths)
     file = Path(str(distribution.locate_file("trinity/common/config.py")))
     classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
-    return {each.name: dict(_list_fields(each.body)) for each in classes}
+    return {node.name: dict(_list_fields(node.body)) for node in classes}
 
 
 def _list_fields(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
+    """Yield (name, type) of each annotated field in the body of a class. `Optional[X]` gives X."""
     for statement in body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             kind = ast.unparse(statement.annotation)
@@ -194,6 +203,7 @@ def _list_fields(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 
 def _has_key(tree: Any, path: tuple[str, ...]) -> bool:
+    """True if a nested mapping has a key at this path."""
     for name in path:
         if not isinstance(tree, Mapping) or name not in tree:
             return False

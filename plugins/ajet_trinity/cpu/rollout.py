@@ -26,26 +26,30 @@ def register() -> None:
 
 
 def _patch_engine_actor() -> None:
+    """Patch vLLM in the actor of an engine, which runs Trinity's code.
+
+    Trinity 0.6.0 calls `start_weight_update` with an argument that newer versions of vLLM do not accept.
+    """
     import ray
     from vllm.v1.engine.async_llm import AsyncLLM
 
     # vLLM's processes request weights from the synchronizer. Without the address they would look in another cluster.
     os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
-    begin: Any = AsyncLLM.start_weight_update
-    if "is_checkpoint_format" in inspect.signature(begin).parameters:
+    vllm_method: Any = AsyncLLM.start_weight_update
+    if "is_checkpoint_format" in inspect.signature(vllm_method).parameters:
         return
 
     async def start_weight_update(self: Any, is_checkpoint_format: bool = True) -> None:
-        await begin(self)
+        await vllm_method(self)
 
     AsyncLLM.start_weight_update = start_weight_update
 
 
 def _patch_worker() -> None:
     """Replace Trinity's worker class, which vLLM looks up by name afterwards."""
-    import trinity.common.models.vllm_worker as names
+    import trinity.common.models.vllm_worker as worker_module
 
-    names.TrinityGPUWorker = CpuWorker
+    worker_module.TrinityGPUWorker = CpuWorker
 
 
 # CpuWorker: vLLM's worker on a CPU, with the methods called by Trinity.

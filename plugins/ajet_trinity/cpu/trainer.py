@@ -30,32 +30,36 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        then = self._on_import.pop(name, None)
-        spec = importlib.machinery.PathFinder.find_spec(name, path) if then is not None else None
-        if then is None or spec is None or spec.loader is None:
+        """Return the spec of a module that is to be changed, with a loader that changes it after its execution, else
+        None."""
+        change_module = self._on_import.pop(name, None)
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if change_module is not None else None
+        if change_module is None or spec is None or spec.loader is None:
             return None
-        inner: Any = spec.loader.exec_module
+        load_module: Any = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            inner(module)
-            then(module)
+            load_module(module)
+            change_module(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
 def _keep_verls_engine(module: Any) -> None:
+    """Replace Trinity's patch of verl's engine by a function that does nothing."""
     module.patch_verl_engine = lambda: None
 
 
 def _drop_unknown_keys(module: Any) -> None:
-    inner = module._inject_targets
+    """Make Trinity drop keys that verl's config class does not have, before it builds verl's config."""
+    trinity_function = module._inject_targets
 
     def inject(config: Any, kind: Any, *args: Any, **kwargs: Any) -> None:
         for key in set(config) - set(kind.__dataclass_fields__) - {"_target_"}:
             if not key.startswith("log_prob_"):  # those verl renames by itself
                 del config[key]
-        inner(config, kind, *args, **kwargs)
+        trinity_function(config, kind, *args, **kwargs)
 
     module._inject_targets = inject
 

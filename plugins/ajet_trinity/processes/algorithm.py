@@ -36,4 +36,5 @@ class WithReference(AlgorithmType):
 
     @classmethod
     def default_config(cls) -> dict[str, Any]:
+        """Return no defaults, because the YAML layer of ajet sets all keys."""
         return {}

@@ -62,12 +62,13 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
         await self._sender.post_async(notice)
         while not trained or len(trained) % load_context().ranks:
             trained.append(_set_weight(build_blank(), 0.0, torch.zeros(1)))
-        for each in trained:
-            each.eid.batch = step
-            each.info = {"model_version": step - 1, "ajet_rows": len(trained)}
+        for row in trained:
+            row.eid.batch = step
+            row.info = {"model_version": step - 1, "ajet_rows": len(trained)}
         return trained, {}
 
     def __call__(self, exps: Any, **kwargs: Any) -> Any:
+        """Refuse the call that Trinity makes in the trainer: `process` computes the advantages before it."""
         raise NotImplementedError("credit is given before the trainer, by `process`")
 
     @classmethod
@@ -77,11 +78,18 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
+        """Return no default arguments. Trinity requires the method."""
         return {}
 
     def _assign_credit(self, exps: list[Experience], step: int) -> tuple[list[Experience], CreditNotice]:
+        # Rows without ajet's data are blank rows of unscored groups.
+        """Compute the credit of a step's rows.
+
+        Returns:
+            The rows with a loss weight above 0, and the notice with each episode's outcome for the run's own process.
+        """
         ajet_rows = [exp for exp in exps if "ajet" in exp.info]
-        keys = [f"{each.info['ajet']['order']}_{each.eid.run}_{each.eid.step}" for each in ajet_rows]
+        keys = [f"{row.info['ajet']['order']}_{row.eid.run}_{row.eid.step}" for row in ajet_rows]
         rebuilt = rebuild_groups(keys, _read_fields(ajet_rows))
         batch = assign_credit(rebuilt.groups, self._settings, self._algorithm, step=step)
         row_by_timeline = {id(timeline): row for row, timeline in enumerate(rebuilt.timelines) if timeline is not None}
@@ -101,6 +109,8 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
 
 
 def _set_weight(row: Experience, weight: float, advantages: torch.Tensor) -> Experience:
+    """Write advantages and loss weight of a row's trained tokens into the row, and return it. `advantages` is
+    [response]."""
     assert row.action_mask is not None
     mask = row.action_mask.float()
     row.advantages, row.returns = advantages.float() * mask, mask * weight
@@ -143,12 +153,13 @@ class LastingRunner(RunnerWrapper):
                 await self._replace_runner(died)
 
     async def _replace_runner(self, died: RayError) -> None:
+        """Report a runner's death and start a new process, until one starts."""
         while True:
             await Sender().post_async(DeathNotice(ROLE, read_last_line(died)))
             try:
                 return await self.restart_runner()
-            except RayError as problem:
-                died = problem
+            except RayError as error:
+                died = error
 
 
 def replace_dead_runners() -> None:

@@ -42,12 +42,14 @@ def build_variable(experiment: Experiment, *, run_id: str, begun: int, total: in
         total: last step of the run.
         ranks: number of trainer processes that share a batch.
     """
-    about = {**pack_experiment(experiment, run_id=run_id), "begun": begun, "total": total, "ranks": ranks}
-    return {VARIABLE: json.dumps(about)}
+    context = {**pack_experiment(experiment, run_id=run_id), "begun": begun, "total": total, "ranks": ranks}
+    return {VARIABLE: json.dumps(context)}
 
 
 @lru_cache(maxsize=1)
 def load_context() -> RunContext:
     """Return the context of this process's run, read from the environment once."""
-    about = json.loads(os.environ[VARIABLE])
-    return RunContext(restore_experiment(about), about["run_id"], about["begun"], about["total"], about["ranks"])
+    context = json.loads(os.environ[VARIABLE])
+    return RunContext(
+        restore_experiment(context), context["run_id"], context["begun"], context["total"], context["ranks"]
+    )

@@ -22,16 +22,19 @@ from ajet_trinity.processes.here import load_context
 
 class _WeightedLoss(PolicyLossFn):
     def __init__(self, backend: str = "verl") -> None:
+        """Read the run's settings from the environment, and build the token loss of its algorithm."""
         super().__init__(backend=backend)
         experiment = load_context().experiment
         algorithm = open_algorithm(experiment.ajet, base=experiment.base)
         self._tokens = TokenLoss.from_settings(experiment.ajet.trainer_common, algorithm)
 
     def __call__(self, logprob: Tensor, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+        """Compute the loss. Trinity reads the needed fields from the signature, so each subclass has its own."""
         raise NotImplementedError
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
+        """Return no default arguments. Trinity requires the method."""
         return {}
 
     def _sum_loss(
@@ -58,16 +61,18 @@ class _WeightedLoss(PolicyLossFn):
             The loss (a scalar), and sums over the trained tokens for metrics.
         """
         trained = mask.bool() & (weights != 0)
-        present, engines = logprob[trained].float(), engine[trained]
-        tokens, old = self._tokens, present.detach()
-        replies = number_replies(trained)[trained] if tokens.over_replies else None
-        terms = tokens(
-            present,
-            old,
+        present_logprobs, engine_logprobs = logprob[trained].float(), engine[trained]
+        token_loss, old_logprobs = self._tokens, present_logprobs.detach()
+        reply_numbers = number_replies(trained)[trained] if token_loss.over_replies else None
+        terms = token_loss(
+            present_logprobs,
+            old_logprobs,
             advantages[trained],
-            engine_T=engines,
+            engine_T=engine_logprobs,
             reference_T=None if reference is None else reference[trained],
-            replies=tokens.compute_reply_statistics(present, old, engines, replies) if replies is not None else None,
+            replies=token_loss.compute_reply_statistics(present_logprobs, old_logprobs, engine_logprobs, reply_numbers)
+            if reply_numbers is not None
+            else None,
         )
         # The engine averages gradients over the processes, so a process's sum is multiplied by their number.
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
@@ -85,6 +90,8 @@ class WeightedTokens(_WeightedLoss):
     def __call__(  # type: ignore[override]
         self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor, advantages: Tensor, returns: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
+        """Compute the loss of a micro-batch. Arguments and result are those of `_sum_loss`; `returns` holds the loss
+        weights."""
         return self._sum_loss(logprob, old_logprob, action_mask, advantages, returns)
 
 
@@ -100,6 +107,8 @@ class WeightedTokensWithReference(_WeightedLoss):
         returns: Tensor,
         ref_logprob: Tensor,
     ) -> tuple[Tensor, dict[str, Any]]:
+        """Compute the loss of a micro-batch. Arguments and result are those of `_sum_loss`; `returns` holds the loss
+        weights."""
         return self._sum_loss(logprob, old_logprob, action_mask, advantages, returns, ref_logprob)
 
 
@@ -107,8 +116,8 @@ def _build_tallies(trained: Tensor, terms: TokenLossTerms, ranks: int) -> dict[s
     """Return the sums over a micro-batch's trained tokens from which the step's metrics are computed."""
     from verl.utils.metric import AggregationType, Metric
 
-    counted = {"ajet_tokens": trained, "ajet_kl": terms.divergence, "ajet_clipped": terms.clipped}
+    summed_terms = {"ajet_tokens": trained, "ajet_kl": terms.divergence, "ajet_clipped": terms.clipped}
     return {
-        name: Metric(AggregationType.SUM, 0.0 if each is None else float(each.detach().sum()) * ranks)
-        for name, each in counted.items()
+        name: Metric(AggregationType.SUM, 0.0 if values is None else float(values.detach().sum()) * ranks)
+        for name, values in summed_terms.items()
     }

@@ -45,14 +45,16 @@ class Letters(Monitor):
             return
         now = time.monotonic()
         numbers = read_numbers(data)
-        tokens = numbers.pop("actor/ajet_tokens", 0.0) or 1.0
-        means = {name: numbers.pop(f"actor/ajet_{name}", 0.0) / tokens for name in ("kl", "clipped")}
+        trained_tokens = numbers.pop("actor/ajet_tokens", 0.0) or 1.0
+        # Trinity's trainer sends sums over the tokens; the metrics are means.
+        means = {name: numbers.pop(f"actor/ajet_{name}", 0.0) / trained_tokens for name in ("kl", "clipped")}
         metrics = {
             ajet_name: numbers[trinity_name] for trinity_name, ajet_name in OURS.items() if trinity_name in numbers
         }
         metrics |= {"kl": means["kl"], "clip_fraction": means["clipped"], "version": float(step)}
         metrics |= {"seconds/step": now - self._began}
         metrics["seconds/update"] = metrics.get("seconds/train", 0.0)
+        # Everything in a step besides the update is waiting for the explorer's rows.
         metrics["seconds/rollout"] = metrics["seconds/step"] - metrics["seconds/update"]
         self._began = now
         self._sender.post_and_wait(StepNotice(step, metrics | numbers))

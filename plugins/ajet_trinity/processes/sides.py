@@ -32,6 +32,7 @@ class _ErrorLog(logging.Handler):
         self.message = ""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Store the message of an error. logging calls this."""
         self.message = record.getMessage()
 
 
@@ -96,6 +97,7 @@ class ReportingTrainer(Trainer):
         else:
             metrics = {}
             engine.global_steps = step
+        # Trinity ends the training after `total_steps`.
         if self._ajet_sender.should_stop():
             self.total_steps = step
         return metrics
@@ -106,9 +108,9 @@ class ReportingTrainer(Trainer):
         if step <= self._saved or self._error_log.message:
             return {}
         metrics: dict[str, Any] = await super().save_checkpoint(block_until_saved=True)
-        end = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while _read_step(folder / STEP_FILE) != step:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise RuntimeError(f"the checkpoint of step {step} was not complete after {PATIENCE_S:.0f} s")
             await asyncio.sleep(0.1)
         self._saved = step
@@ -117,6 +119,7 @@ class ReportingTrainer(Trainer):
 
 
 def _read_step(file: Path) -> int:
+    """Return the number in a file, or -1 while the file is missing or incomplete."""
     try:
         return int(file.read_text())
     except (FileNotFoundError, ValueError):  # not there yet, or half written

@@ -38,37 +38,37 @@ class TrinityStage:
 
         from ajet_trinity.processes.sides import ReportingExplorer, ReportingTrainer
 
-        checked = _load_config(config)
-        os.environ.update(checked.get_envs())
-        if checked.mode == "train":
-            _train_alone(ReportingTrainer.get_actor(checked))
+        trinity_config = _load_config(config)
+        os.environ.update(trinity_config.get_envs())
+        if trinity_config.mode == "train":
+            _train_alone(ReportingTrainer.get_actor(trinity_config))
             return
-        explorer, trainer = ReportingExplorer.get_actor(checked), ReportingTrainer.get_actor(checked)
+        explorer, trainer = ReportingExplorer.get_actor(trinity_config), ReportingTrainer.get_actor(trinity_config)
         open_sides = [explorer, trainer]
-        nccl = checked.synchronizer.sync_method == SyncMethod.NCCL
+        uses_nccl = trinity_config.synchronizer.sync_method == SyncMethod.NCCL
         try:
             ray.get([explorer.__ray_ready__.remote(), trainer.__ray_ready__.remote()])
             ray.get([explorer.prepare.remote(), trainer.prepare.remote()])
-            if nccl:
-                synchronizer = Synchronizer.get_actor(namespace=checked.ray_namespace)
+            if uses_nccl:
+                synchronizer = Synchronizer.get_actor(namespace=trinity_config.ray_namespace)
                 ray.get(synchronizer.coordinate_weight_sync_setup.remote())
                 ray.get([explorer.sync_weight.remote(), trainer.sync_weight.remote()])
             else:
                 # The first caller receives version 0, whatever version a resumed trainer has loaded.
                 ray.get(trainer.sync_weight.remote())
                 ray.get(explorer.sync_weight.remote())
-            playing, training = explorer.explore.remote(), trainer.train.remote()
-            waiting = [playing, training]
-            while training in waiting:
-                (finished, *_), waiting = ray.wait(waiting, num_returns=1)
-                problem = ray.get(finished)
-                if problem:
-                    raise RuntimeError(f"{'explorer' if finished == playing else 'trainer'}: {problem}")
-                if finished == playing:
+            exploring, training = explorer.explore.remote(), trainer.train.remote()
+            running = [exploring, training]
+            while training in running:
+                (finished, *_), running = ray.wait(running, num_returns=1)
+                error = ray.get(finished)
+                if error:
+                    raise RuntimeError(f"{'explorer' if finished == exploring else 'trainer'}: {error}")
+                if finished == exploring:
                     open_sides.remove(explorer)  # after its last step it has ended its engines by itself
         finally:
-            ends = [side.shutdown.remote() for side in open_sides]
-            ray.wait(ends, num_returns=len(ends), timeout=FAREWELL_S)
+            shutdowns = [side.shutdown.remote() for side in open_sides]
+            ray.wait(shutdowns, num_returns=len(shutdowns), timeout=FAREWELL_S)
 
 
 def _train_alone(trainer: Any) -> None:
@@ -81,9 +81,9 @@ def _train_alone(trainer: Any) -> None:
     try:
         ray.get(trainer.__ray_ready__.remote())
         ray.get(trainer.prepare.remote())
-        problem = ray.get(trainer.train.remote())
-        if problem:
-            raise RuntimeError(f"trainer: {problem}")
+        error = ray.get(trainer.train.remote())
+        if error:
+            raise RuntimeError(f"trainer: {error}")
     finally:
         ray.wait([trainer.shutdown.remote()], timeout=FAREWELL_S)
 

@@ -21,6 +21,7 @@ class Tickets(BufferReader):
     def __init__(self, config: Any) -> None:
         self._config = config
         self._next = 0
+        # A resumed launch needs tickets for the remaining steps only.
         self._end_ticket = (load_context().total - load_context().begun) * config.batch_size
 
     async def read(self, batch_size: int | None = None, **kwargs: Any) -> list[Task]:
@@ -32,15 +33,18 @@ class Tickets(BufferReader):
         return [self._build_task(ticket) for ticket in range(first, self._next)]
 
     def __len__(self) -> int:
+        """Return the number of tickets of this launch."""
         return self._end_ticket
 
     def state_dict(self) -> dict[str, int]:
         """Return a constant state, because tickets are counted from 0 in each launch."""
         return {"current_index": 0}
 
-    def load_state_dict(self, state_dict: Any) -> None: ...
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Ignore the state of an earlier launch. Trinity requires the method."""
 
     def _build_task(self, ticket: int) -> Task:
+        """Build the Trinity task that runs the group of a ticket."""
         config = self._config
         return Task(
             workflow=Episodes,

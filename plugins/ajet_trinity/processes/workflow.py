@@ -59,11 +59,11 @@ def build_experiences(group: Group, version: int) -> list[Experience]:
     Args:
         version: policy version of rows whose calls have no version.
     """
-    others = [each for each in group.episodes if not each.scored]
+    unscored_episodes = [episode for episode in group.episodes if not episode.scored]
     experiences: list[Experience] = []
     for number, episode in enumerate(group.scored):
         rows = build_rows(
-            episode, group_order=group.order, policy_version=version, others=others if number == 0 else ()
+            episode, group_order=group.order, policy_version=version, others=unscored_episodes if number == 0 else ()
         )
         experiences += [_build_experience(row, run=episode.repeat, step=step) for step, row in enumerate(rows)]
     return experiences or [build_blank()]
@@ -77,7 +77,14 @@ def build_blank() -> Experience:
 
 
 def _build_experience(row: dict[str, Any], *, run: int, step: int) -> Experience:
-    extra = row["extra_fields"]
+    """Convert one of ajet's rows to Trinity's row.
+
+    Args:
+        row: keyword arguments of verl's agent-loop output, from `build_rows`.
+        run: number of the episode in its group.
+        step: number of the row in its episode.
+    """
+    extra_fields = row["extra_fields"]
     return Experience(
         eid=EID(run=run, step=step),
         tokens=[*row["prompt_ids"], *row["response_ids"]],
@@ -85,7 +92,7 @@ def _build_experience(row: dict[str, Any], *, run: int, step: int) -> Experience
         action_mask=row["response_mask"],
         logprobs=row["response_logprobs"],
         reward=row["reward_score"],
-        info={"ajet": extra["ajet"]},
+        info={"ajet": extra_fields["ajet"]},
     )
 
 
@@ -101,11 +108,11 @@ def _open_host(model: Any) -> Host:
             sender = Sender()
             sender.introduce("explorer's runner")
             experiment, tokenizer = load_context().experiment, _load_tokenizer(load_context().experiment)
-            longest = experiment.ajet.rollout.max_model_len
-            engine = RolloutEngine(model.model, max_model_len=longest, vocabulary=len(tokenizer))
-            pins = ToolPins(sender.pin, redactor_of(experiment).tree)
+            max_length = experiment.ajet.rollout.max_model_len
+            engine = RolloutEngine(model.model, max_model_len=max_length, vocabulary=len(tokenizer))
+            tool_pins = ToolPins(sender.pin, redactor_of(experiment).tree)
             _host = Host(
-                experiment, load_context().run_id, engine, tokenizer, sender.post_async, sender.grant, None, pins
+                experiment, load_context().run_id, engine, tokenizer, sender.post_async, sender.grant, None, tool_pins
             )
             gc.collect()
             gc.freeze()  # full collections would block while they visit all objects loaded by Trinity
@@ -113,6 +120,7 @@ def _open_host(model: Any) -> Host:
 
 
 def _load_tokenizer(experiment: Any) -> Any:
+    """Load the tokenizer of the run's model."""
     from ajet.engine.model_source import locate_configured_model
     from ajet.engine.models import load_tokenizer
 
@@ -165,19 +173,28 @@ class RolloutEngine:
             params["seed"] = sampling.seed
         prompt = request.prompt_ids.tolist()
         # An update may happen during the call: read the version before and after it.
-        oldest = await self._versions.read_version()
+        oldest_version = await self._versions.read_version()
         reply = (await self._request_reply(prompt, params)).outputs[0]
-        newest = await self._versions.read_version()
-        self.version = max(self.version, newest)
+        newest_version = await self._versions.read_version()
+        self.version = max(self.version, newest_version)
         ids = list(reply.token_ids)
         if not ids or reply.finish_reason == "abort":
             raise EngineFailure("Trinity's engine aborted the request")
         logprobs = _read_logprobs(zip(ids, reply.logprobs or (), strict=True))
-        is_cut = len(ids) >= limit and ids[-1] not in sampling.stop_ids
-        finish: Literal["stop", "length"] = "length" if is_cut else "stop"
-        greedy = sampling.temperature == 0.0
-        unit = logprobs if sampling.is_plain else await self._score_at_temperature_one(prompt, ids)
-        yield TokenChunk(ids, [0.0] * len(ids) if greedy else logprobs, unit, oldest, finish, newest=newest)
+        # A reply with the maximum number of tokens may still have ended by itself, with a stop token.
+        is_truncated = len(ids) >= limit and ids[-1] not in sampling.stop_ids
+        finish: Literal["stop", "length"] = "length" if is_truncated else "stop"
+        is_greedy = sampling.temperature == 0.0
+        logprobs_unit = logprobs if sampling.is_plain else await self._score_at_temperature_one(prompt, ids)
+        # A greedily sampled token has probability 1.
+        yield TokenChunk(
+            ids,
+            [0.0] * len(ids) if is_greedy else logprobs,
+            logprobs_unit,
+            oldest_version,
+            finish,
+            newest=newest_version,
+        )
 
     def weights_changed(self, version: int) -> None:
         """Record that the engine has the weights of `version`. Raises ValueError if `version` is older than before."""
@@ -198,18 +215,21 @@ class RolloutEngine:
             ids: tokens of the reply.
         """
         params = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "logprobs": 0, "detokenize": False}
+        # A cached prefix would have no log-probabilities.
         output = await self._request_reply([*prompt, *ids], {**params, "skip_reading_prefix_cache": True})
         if output.prompt_logprobs is None:
             raise EngineFailure("Trinity's engine cannot return log-probabilities of prompts", retryable=False)
         return _read_logprobs(zip(ids, output.prompt_logprobs[len(prompt) :], strict=True))
 
     async def _request_reply(self, prompt: list[int], params: dict[str, Any]) -> Any:
+        """Send one request to the engine's actor and return vLLM's output. Raises EngineFailure if the actor failed or
+        died."""
         from ray.exceptions import RayError
 
         try:
             return await self._actor._generate_internal.remote(prompt={"prompt_token_ids": prompt}, **params)
-        except RayError as problem:
-            raise make_engine_failure("Trinity's engine", problem) from problem
+        except RayError as error:
+            raise make_engine_failure("Trinity's engine", error) from error
 
 
 class _VersionReader:
@@ -227,12 +247,13 @@ class _VersionReader:
     async def read_version(self) -> int:
         """Return the policy version of the engine's weights. Raises EngineFailure if the engine does not answer."""
         loop = asyncio.get_running_loop()
-        waiting = self._next.get(loop)
-        if waiting is None:
-            waiting = self._next[loop] = loop.create_task(self._read_after(self._last_request.get(loop), loop))
-        return await asyncio.shield(waiting)  # a cancelled caller does not cancel the request of the others
+        next_request = self._next.get(loop)
+        if next_request is None:
+            next_request = self._next[loop] = loop.create_task(self._read_after(self._last_request.get(loop), loop))
+        return await asyncio.shield(next_request)  # a cancelled caller does not cancel the request of the others
 
     async def _read_after(self, before: asyncio.Task[int] | None, loop: asyncio.AbstractEventLoop) -> int:
+        """Wait for the request sent before, then read the version for all callers that wait for this request."""
         from ray.exceptions import RayError
 
         if before is not None:
@@ -240,8 +261,8 @@ class _VersionReader:
         self._last_request[loop] = self._next.pop(loop)  # callers from now on wait for the next request
         try:
             return int(await self._actor.get_model_version.remote())
-        except RayError as problem:
-            raise make_engine_failure("Trinity's engine", problem) from problem
+        except RayError as error:
+            raise make_engine_failure("Trinity's engine", error) from error
 
 
 def _read_logprobs(positions: Any) -> list[float]:
