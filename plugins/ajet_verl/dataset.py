@@ -33,6 +33,10 @@ class TaskRows(Dataset):
     """
 
     def __init__(self, data_files: str, tokenizer: Any, processor: Any, config: Any, max_samples: int = -1) -> None:
+        """Open the split: tickets for training, the tasks that fit the prompt limit for validation.
+
+        verl also passes `processor` and `max_samples`, which are not needed.
+        """
         self._tickets = data_files != "validation"
         self._tasks: Sequence[Task] = ()
         if not self._tickets:

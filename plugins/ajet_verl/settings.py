@@ -93,6 +93,7 @@ def build_needs(config: Mapping[str, Any]) -> RayNeeds:
 
 
 def _uses_megatron(config: Mapping[str, Any]) -> bool:
+    """True if Megatron trains the model under verl's complete config."""
     return bool(config["actor_rollout_ref"]["actor"]["strategy"] == "megatron")
 
 

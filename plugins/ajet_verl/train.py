@@ -57,7 +57,7 @@ def train_on_verl(
     from ajet_verl.trainer.process import TrainerProcess
 
     address = find_address(options)
-    config, order, words, tokenizer = _prepare_config(experiment, run, sink, own=address is None)
+    config, order, renderer, tokenizer = _prepare_config(experiment, run, sink, own=address is None)
     require_store(config, options.from_store)
     if options.from_store is not None:
         require_one_sampling(experiment.ajet, config)
@@ -86,9 +86,9 @@ def train_on_verl(
         "The memory check before step 1 is not available on verl; verl's first step shows whether the settings fit."
     )
     if run.resumed is not None:
-        counted = run.recovery(tickets.list_begun(), dead=tickets.list_dead())
-        logger.info("resumed after step {} from {}{}", run.resumed.step, run.resumed.path, counted)
-    sink.begin(words, total=steps)
+        recovery_note = run.recovery(tickets.list_begun(), dead=tickets.list_dead())
+        logger.info("resumed after step {} from {}{}", run.resumed.step, run.resumed.path, recovery_note)
+    sink.begin(renderer, total=steps)
     record = RayRecord(experiment, run, sink, tickets)
     run.status.set(phase="starting Ray", steps=steps)
     run_on_ray(
@@ -227,14 +227,14 @@ def _prepare_config(
     images = require_image_tokens(folder)
     reader = open_reader(experiment)
     tokenizer = load_tokenizer(source)
-    words = make_renderer(settings, tokenizer, images)
+    renderer = make_renderer(settings, tokenizer, images)
     tasks = drop_overlong(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     steps = settings.count_steps(len(tasks))
     algorithm = open_algorithm(read_credit_settings(config), base=experiment.base)
-    held_out = reader.tasks("validation") if reader.has("validation") else []
-    overlap = find_overlap(tasks, held_out) if reader.has("validation") else None
-    run.status.set(**{TO_VALIDATE: len(held_out) * settings.validation_repeats})
+    validation_tasks = reader.tasks("validation") if reader.has("validation") else []
+    overlap = find_overlap(tasks, validation_tasks) if reader.has("validation") else None
+    run.status.set(**{TO_VALIDATE: len(validation_tasks) * settings.validation_repeats})
     sink.review(algorithm, train=len(tasks), validates=overlap is not None, overlap=overlap)
     config["data"][KEY] = pack_experiment(experiment, run_id=run.run_id)
     config["trainer"].update(total_training_steps=steps, total_epochs=1)  # verl's list of tasks is endless
@@ -251,7 +251,7 @@ def _prepare_config(
             )
         folder = run.resumed.path / run.resumed.state["verl"]
         config["trainer"].update(resume_mode="resume_path", resume_from_path=str(folder), val_before_train=False)
-    return config, order, words, tokenizer
+    return config, order, renderer, tokenizer
 
 
 # Checks before the start of Ray whether verl can train a vision model.

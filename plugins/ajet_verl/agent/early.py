@@ -24,10 +24,13 @@ class EarlyAgentLoop:
         self._is_built = asyncio.Event()
 
     async def begin(self, *parts: Any) -> None:
-        """Run the constructor of verl's agent-loop worker, and raise its exceptions.
+        """Run the constructor of verl's agent-loop worker.
 
         Args:
             parts: the constructor's arguments.
+
+        Raises:
+            Exception: any exception of the constructor.
         """
         from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 

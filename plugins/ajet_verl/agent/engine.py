@@ -73,15 +73,17 @@ class ServerEngine:
             raise EngineFailure(
                 f"verl's server sent {len(ids)} tokens, but {len(logprobs)} log-probabilities", retryable=False
             )
-        steps = [output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
-        oldest, newest = (self.version if step is None else int(step) for step in steps)
-        self.version = max(self.version, newest)
-        is_cut = len(ids) >= limit and ids[-1] not in request.sampling.stop_ids
-        finish: Literal["stop", "length"] = "length" if is_cut else "stop"
-        unit = logprobs if _has_unit_logprobs(request) else await self._score_at_temperature_one(request, ids)
+        # verl names the lowest and the highest training step whose weights sampled the reply.
+        policy_steps = [output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
+        oldest_step, newest_step = (self.version if step is None else int(step) for step in policy_steps)
+        self.version = max(self.version, newest_step)
+        # A reply with the maximum number of tokens may still have ended by itself, with a stop token.
+        is_truncated = len(ids) >= limit and ids[-1] not in request.sampling.stop_ids
+        finish: Literal["stop", "length"] = "length" if is_truncated else "stop"
+        logprobs_unit = logprobs if _has_unit_logprobs(request) else await self._score_at_temperature_one(request, ids)
         logprobs = _zero_if_greedy(request, logprobs)
         experts = self._read_experts(output, len(request.prompt_ids) + len(ids) - 1)
-        yield TokenChunk(ids, logprobs, unit, oldest, finish, newest=newest, routed_experts=experts)
+        yield TokenChunk(ids, logprobs, logprobs_unit, oldest_step, finish, newest=newest_step, routed_experts=experts)
 
     def weights_changed(self, version: int) -> None:
         """Record that the servers have the weights of policy `version`.
@@ -116,6 +118,7 @@ class ServerEngine:
         return np.asarray(experts)[:tokens]
 
     def _build_params(self, request: TokenRequest, limit: int) -> dict[str, Any]:
+        """Build the sampling parameters of verl's server for a reply of at most `limit` tokens."""
         sampling = request.sampling
         params: dict[str, Any] = {
             "max_tokens": limit,
@@ -128,6 +131,7 @@ class ServerEngine:
         if sampling.seed is not None:
             params["seed"] = sampling.seed
         if self._server == "vllm":
+            # The reply's text is decoded by ajet, so the server need not.
             params["detokenize"] = False
         return params
 
@@ -141,20 +145,32 @@ class ServerEngine:
         """
         from verl.workers.rollout.llm_server import LLMServerClient
 
+        # `prompt_logprobs: 0` returns the log-probability of each prompt token without alternatives.
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "logprobs": True}
         # the client of the asynchronous modes resumes aborted replies and drops the prompt's log-probabilities
         output = await self._request_tokens(
             request, np.append(request.prompt_ids, ids), params, LLMServerClient.generate
         )
-        rows = output.extra_fields.get("prompt_logprobs")
-        if rows is None:
+        prompt_logprobs = output.extra_fields.get("prompt_logprobs")
+        if prompt_logprobs is None:
             raise EngineFailure("verl's server cannot return log-probabilities of prompts", retryable=False)
-        first = len(request.prompt_ids) - 1
-        return [min(float(row[0]), 0.0) for row in rows[first : first + len(ids)]]
+        # Row i holds the log-probability of token i + 1 of the prompt.
+        first_position = len(request.prompt_ids) - 1
+        return [min(float(row[0]), 0.0) for row in prompt_logprobs[first_position : first_position + len(ids)]]
 
     async def _request_tokens(
         self, request: TokenRequest, prompt: Ids, params: dict[str, Any], generate: Any = None
     ) -> Any:
+        """Send one request to verl's servers and return verl's `TokenOutput`.
+
+        Args:
+            prompt: token ids of the prompt.
+            params: the server's sampling parameters.
+            generate: method of verl's client class to use instead of the client's own `generate`, or None.
+
+        Raises:
+            EngineFailure: ray reports that the server failed or died.
+        """
         from ray.exceptions import RayError
 
         key, image_arguments = request.key, {}
@@ -166,12 +182,12 @@ class ServerEngine:
             if self._server == "vllm":  # vLLM's own processor expands each image to its tokens
                 prompt = self._images.folded(prompt)
         try:
-            ask = self._client.generate if generate is None else partial(generate, self._client)
-            return await ask(
+            send_request = self._client.generate if generate is None else partial(generate, self._client)
+            return await send_request(
                 f"{key.task}-{key.repeat}", prompt_ids=prompt.tolist(), sampling_params=params, **image_arguments
             )
-        except RayError as problem:
-            raise make_engine_failure("verl's server", problem) from problem
+        except RayError as error:
+            raise make_engine_failure("verl's server", error) from error
 
 
 def _has_unit_logprobs(request: TokenRequest) -> bool:

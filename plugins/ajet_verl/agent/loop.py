@@ -37,23 +37,25 @@ class WorkflowLoop(AgentLoopBase):
         host = open_host(self.config, self.server_manager, self.tokenizer, self.processor)
         session, index, step = int(kwargs["session_id"]), int(kwargs["index"]), int(kwargs["global_steps"])
         settings = self.rollout_config
-        held_out = Task.model_validate(kwargs["task"]) if kwargs["split"] == "validation" else None
-        sessions = settings.n if held_out is None else settings.val_kwargs.n
-        group = await host.join_group(kwargs["uid"], index, held_out, step=step, sessions=sessions)
-        if held_out is not None:
+        validation_task = Task.model_validate(kwargs["task"]) if kwargs["split"] == "validation" else None
+        sessions = settings.n if validation_task is None else settings.val_kwargs.n
+        group = await host.join_group(kwargs["uid"], index, validation_task, step=step, sessions=sessions)
+        if validation_task is not None:
             return []
+        # The last session of a group reports the failure once for the whole group.
         if not group.scored and session == sessions - 1:
             raise NothingToTrainError(f"task {group.task.task_id}: none of {sessions} episodes was scored")
         if session >= len(group.episodes):  # a sampler's group closed at its deadline
             return []
         episode = group.episodes[session]
-        first = bool(group.scored) and episode is group.scored[0]
-        others = [each for each in group.episodes if not each.scored] if first else []
+        # The row of the first scored episode reports the unscored episodes of its group to the trainer, too.
+        has_first_score = bool(group.scored) and episode is group.scored[0]
+        unscored_episodes = [unscored for unscored in group.episodes if not unscored.scored] if has_first_score else []
         rows = build_rows(
             episode,
             group_order=group.order,
             policy_version=host.version,
-            others=others,
+            others=unscored_episodes,
             routed_shape=find_routed_shape(self.config),
         )
         return [AgentLoopOutput(**row) for row in rows]

@@ -69,25 +69,25 @@ async def play_session(
     """
     from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-    name = f"{workflow.__module__}.{workflow.__qualname__}"
+    workflow_name = f"{workflow.__module__}.{workflow.__qualname__}"
     if "trainer_config" not in made_with or "session_id" not in row:
         raise UserError(
             "ajet's agent loop only works in verl's agent-loop workers.",
-            where=f"agent.yaml: {name}",
+            where=f"agent.yaml: {workflow_name}",
             expected="verl 0.9.1 with its V1 trainer (trainer.use_v1), which takes an output for each timeline",
         )
     # The sessions are opened in a thread, because this waits for the record.
-    sessions = await asyncio.to_thread(_open_sessions, name, workflow, made_with)
+    sessions = await asyncio.to_thread(_open_sessions, workflow_name, workflow, made_with)
     episode = await sessions.play_episode(drawn, row)
-    failed = f"{episode.failure or episode.ending}" if episode.status != "completed" else ""
+    failure_text = f"{episode.failure or episode.ending}" if episode.status != "completed" else ""
     version, shape = sessions.version, sessions.routed_shape
-    rows = [] if failed else build_unscored_rows(episode, policy_version=version, routed_shape=shape)
+    rows = [] if failure_text else build_unscored_rows(episode, policy_version=version, routed_shape=shape)
     if not rows and episode.split == "validation":
         rows = [build_empty_row(episode, {"uuid": episode.uuid, "count": 0}, version, shape)]
     if not rows:
-        reason = failed or "no agent called the trained model"
+        reason = failure_text or "no agent called the trained model"
         raise RunFailed(f"task {episode.task.task_id}, attempt {episode.repeat}: {reason}")
-    return [AgentLoopOutput(**each) for each in rows]
+    return [AgentLoopOutput(**output) for output in rows]
 
 
 class PlainSessions:
@@ -137,8 +137,8 @@ class PlainSessions:
             UserError: the row makes no task.
         """
         repeat, task = int(row["session_id"]), build_task(row)
-        about = row.get("extra_info") or {}
-        split: Split = "validation" if str(about.get("split")) in _HELD_OUT else "train"
+        extra_info = row.get("extra_info") or {}
+        split: Split = "validation" if str(extra_info.get("split")) in _HELD_OUT else "train"
         group = await asyncio.wrap_future(
             self._rollout.play_group(
                 await self._find_place(str(row["uid"])),
@@ -163,6 +163,7 @@ class PlainSessions:
             return int(self._position_of_task[uid])
 
     def _build_sampling(self, drawn: Mapping[str, Any]) -> Sampling:
+        """Build an episode's sampling settings from verl's parameters and ajet's limit of reply tokens."""
         return Sampling(
             self._max_response_tokens, float(drawn["temperature"]), float(drawn["top_p"]), int(drawn["top_k"])
         )
@@ -174,23 +175,23 @@ def build_task(row: Mapping[str, Any]) -> Task:
     Raises:
         UserError: the row makes no task.
     """
-    about = row.get("extra_info") or {}
+    extra_info = row.get("extra_info") or {}
     columns = {name: row[name] for name in _ROW if row.get(name) is not None}
-    truth = (row.get("reward_model") or {}).get("ground_truth")
+    ground_truth = (row.get("reward_model") or {}).get("ground_truth")
     try:
         return task_of(
             {
                 "prompt": [dict(message) for message in row["raw_prompt"]],
-                "task_id": str(about.get("task_id") or about.get("index") or row["uid"]),
+                "task_id": str(extra_info.get("task_id") or extra_info.get("index") or row["uid"]),
                 **columns,
-                **({} if truth is None else {"answer": truth}),
+                **({} if ground_truth is None else {"answer": ground_truth}),
             },
             ColumnNames(),
         )
-    except BadRowError as problem:
+    except BadRowError as error:
         raise UserError(
-            f"A row of the data set cannot be used as a task: {problem}.", where=str(row.get("uid"))
-        ) from problem
+            f"A row of the data set cannot be used as a task: {error}.", where=str(row.get("uid"))
+        ) from error
 
 
 def build_experiment(config: Any, workflow: type[Any]) -> Experiment:
@@ -199,8 +200,8 @@ def build_experiment(config: Any, workflow: type[Any]) -> Experiment:
     Its run folders are created next to verl's checkpoints.
     """
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    held_out = rollout.val_kwargs
-    longest = int(rollout.max_model_len or rollout.prompt_length + rollout.response_length)
+    validation_sampling = rollout.val_kwargs
+    max_length = int(rollout.max_model_len or rollout.prompt_length + rollout.response_length)
     settings = {
         "user_workflow": f"{workflow.__module__}->{workflow.__qualname__}",
         "num_repeat": int(rollout.n),
@@ -209,31 +210,40 @@ def build_experiment(config: Any, workflow: type[Any]) -> Experiment:
         "top_k": int(rollout.top_k),
         "val_kwargs": {
             "do_sample": True,
-            "temperature": float(held_out.temperature),
-            "top_p": float(held_out.top_p),
-            "top_k": int(held_out.top_k),
-            "num_repeat": int(held_out.n),
+            "temperature": float(validation_sampling.temperature),
+            "top_p": float(validation_sampling.top_p),
+            "top_k": int(validation_sampling.top_k),
+            "num_repeat": int(validation_sampling.n),
         },
-        "max_model_len": longest,
-        "max_response_length_in_one_turn": min(int(rollout.response_length), longest),
+        "max_model_len": max_length,
+        "max_response_length_in_one_turn": min(int(rollout.response_length), max_length),
         "max_retries": 0,  # verl fetches another task, if configured
         "compute_madness_checklist": [],
     }
-    lengths = {"max_prompt_length": int(rollout.prompt_length), "max_response_length": int(rollout.response_length)}
-    tree = {
+    length_limits = {
+        "max_prompt_length": int(rollout.prompt_length),
+        "max_response_length": int(rollout.response_length),
+    }
+    ajet_section = {
         "project_name": str(trainer.project_name),
         "experiment_name": str(trainer.experiment_name),
         "backbone": "verl",
         "model": {"path": str(config.actor_rollout_ref.model.path)},
-        "data": {**lengths, "train_batch_size": int(config.data.train_batch_size)},
+        "data": {**length_limits, "train_batch_size": int(config.data.train_batch_size)},
         "rollout": settings,
         "trainer_common": {"logger": []},
     }
     folder = Path(str(trainer.default_local_dir)).absolute()
-    return Experiment.from_dict({"ajet": tree}, base=Path.cwd(), exp_dir=folder / "launcher_record")
+    return Experiment.from_dict({"ajet": ajet_section}, base=Path.cwd(), exp_dir=folder / "launcher_record")
 
 
 def _open_sessions(name: str, workflow: type[Any], made_with: Mapping[str, Any]) -> PlainSessions:
+    """Return the sessions object of a workflow in this process. The first call creates it.
+
+    Args:
+        name: full name of the workflow's class. Each set of its own arguments gets its own object.
+        made_with: all arguments with which verl creates the workflow.
+    """
     own_arguments = {key: value for key, value in made_with.items() if key not in VERL_ARGUMENTS}
     with _lock:
         key = f"{name} {sorted(map(str, own_arguments.items()))}"
@@ -258,10 +268,14 @@ def _bind_arguments(workflow: type[Any], own: Mapping[str, Any], number: int) ->
     if not own:
         return workflow
 
-    def made(self: Any) -> None:
+    def init_with_arguments(self: Any) -> None:
         workflow.__init__(self, **own)
 
-    return type(f"{workflow.__name__}_{number}", (workflow,), {"__init__": made, "__module__": workflow.__module__})
+    return type(
+        f"{workflow.__name__}_{number}",
+        (workflow,),
+        {"__init__": init_with_arguments, "__module__": workflow.__module__},
+    )
 
 
 # The record of a verl run not launched by ajet: one actor writes, the agent-loop processes send.
@@ -279,6 +293,13 @@ class PlainRecord:
     """Ray actor that writes the run's folder (episodes and status) for episodes that run in other processes."""
 
     def __init__(self, yaml: str, base: Path, root: Path) -> None:
+        """Open the run's folder and log which guarantees of ajet are missing.
+
+        Args:
+            yaml: the resolved experiment as YAML text.
+            base: path of the experiment's YAML file.
+            root: folder of all runs.
+        """
         experiment = Experiment.from_text(yaml, base, root=root)
         self._run = RunDirectory.open(experiment, root=root, kind="debug")
         self._run.status.set(phase="verl's", step=0)

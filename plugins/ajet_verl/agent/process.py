@@ -35,12 +35,14 @@ def open_host(config: Any, client: Any, tokenizer: Any, processor: Any = None) -
         if _host is None:
             sender = Sender()
             sender.introduce("agent loop")
-            about = config.data[KEY]
+            shipped_experiment = config.data[KEY]
             engine, images = build_engine(config, client, tokenizer, processor)
-            experiment = restore_experiment(about)
-            pins = ToolPins(sender.pin, redactor_of(experiment).tree)
-            callbacks = sender.post_async, sender.grant
-            _host = Host(experiment, about["run_id"], engine, tokenizer, *callbacks, images, pins)
+            experiment = restore_experiment(shipped_experiment)
+            tool_pins = ToolPins(sender.pin, redactor_of(experiment).tree)
+            trainer_callbacks = sender.post_async, sender.grant
+            _host = Host(
+                experiment, shipped_experiment["run_id"], engine, tokenizer, *trainer_callbacks, images, tool_pins
+            )
             freeze_garbage()
         return _host
 
@@ -55,11 +57,11 @@ def build_engine(
         `open_host`.
     """
     rollout = config.actor_rollout_ref.rollout
-    longest = int(rollout.max_model_len or rollout.prompt_length + rollout.response_length)
+    max_length = int(rollout.max_model_len or rollout.prompt_length + rollout.response_length)
     images = ImageTokens(processor) if processor is not None else None
     engine = ServerEngine(
         client,
-        max_model_len=longest,
+        max_model_len=max_length,
         vocabulary=len(tokenizer),
         server=rollout.name,
         images=images,
@@ -70,10 +72,11 @@ def build_engine(
 
 @cache
 def _read_routed_shape(path: str, trust_remote_code: bool) -> tuple[int, int]:
+    """Read (layers, experts per token) from the model's configuration at `path`."""
     from transformers import AutoConfig
 
-    text = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
-    return int(text.num_hidden_layers), int(text.num_experts_per_tok)
+    text_config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
+    return int(text_config.num_hidden_layers), int(text_config.num_experts_per_tok)
 
 
 def find_routed_shape(config: Any) -> tuple[int, int] | None:

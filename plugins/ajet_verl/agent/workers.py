@@ -54,50 +54,55 @@ class AgentWorkers(AgentLoopManagerTQ):
         self._sender = Sender()
 
     async def _init_agent_loop_workers(self) -> None:
+        """Collect or start the agent-loop processes, and start their constructors. verl's constructor calls this
+        method."""
         self.agent_loop_workers = [*(self._early_server or start_agent_loops(self.rollout_config.agent.num_workers))]
         self._first_begins = [self._begin_worker(worker) for worker in self.agent_loop_workers]
 
     def _begin_worker(self, worker: Any) -> Any:
+        """Start the constructor of verl's agent-loop worker in a process, and return ray's reference to its result."""
         return worker.begin.remote(self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles)
 
     def generate_sequences(self, prompts: Any) -> None:
         """Distribute a batch of tasks over the processes, and return once the processes have received them."""
-        for begin in self._first_begins:
+        for begun in self._first_begins:
             with suppress(ray.exceptions.RayActorError):  # a dead process is replaced later
-                ray.get(begin)
+                ray.get(begun)
         self._first_begins = []
         if not self._sent:
             self._sent = [{} for _ in self.agent_loop_workers]
             threading.Thread(target=self._watch_workers, name="ajet-agent-workers", daemon=True).start()
         size = -(-len(prompts) // len(self.agent_loop_workers))
-        rows = [range(first, min(first + size, len(prompts))) for first in range(0, len(prompts), size)]
+        row_ranges = [range(first, min(first + size, len(prompts))) for first in range(0, len(prompts), size)]
         # The rows are selected by verl's function, since rows of a resumed run have nested tensors.
-        chunks = [index_select_tensor_dict(prompts, [*part]) for part in rows]
+        chunks = [index_select_tensor_dict(prompts, [*row_range]) for row_range in row_ranges]
         with self._lock:
             self._forget_ended_tasks()
-            for worker_index, part in enumerate(rows):
-                for row in part:
+            for worker_index, row_range in enumerate(row_ranges):
+                for row in row_range:
                     self._sent[worker_index][prompts["uid"][row]] = index_select_tensor_dict(prompts, [row])
             # With fewer tasks than processes there are fewer chunks.
             pairs = zip(self.agent_loop_workers, chunks, strict=False)
-            handed = [worker.generate_sequences.remote(chunk) for worker, chunk in pairs]
-        for each in handed:
+            delivered = [worker.generate_sequences.remote(chunk) for worker, chunk in pairs]
+        for delivery in delivered:
             try:
-                ray.get(each)
+                ray.get(delivery)
             except ray.exceptions.RayActorError:
                 logger.warning("an agent-loop process died while receiving tasks; another process will run them")
 
     def _watch_workers(self) -> None:
+        """Check the processes every POLL_S seconds, and replace dead ones. Runs in a thread for the life of this
+        process."""
         while True:
             ready = [worker.__ray_ready__.remote() for worker in self.agent_loop_workers]
             ray.wait(ready, num_returns=len(ready), timeout=POLL_S)
-            for worker_index, each in enumerate(ready):
+            for worker_index, ready_ref in enumerate(ready):
                 try:
-                    ray.get(each, timeout=0)
+                    ray.get(ready_ref, timeout=0)
                 except ray.exceptions.GetTimeoutError:
                     continue  # alive and busy
                 except ray.exceptions.ActorUnavailableError:
-                    continue
+                    continue  # ray cannot reach the process at the moment, which does not mean that it died
                 except ray.exceptions.RayActorError as death:
                     with self._lock:
                         self.replace_worker(worker_index, str(death).strip().splitlines()[0])
@@ -136,12 +141,16 @@ class AgentWorkers(AgentLoopManagerTQ):
         for uid, row in list(self._sent[place].items()):
             partition = "val" if row["split"][0] == "validation" else "train"
             # The new process writes the same keys: rows of the dead process would be mixed with its rows.
-            old = [key for key in transfer_queue.kv_list(partition).get(partition, {}) if key.startswith(f"{uid}_")]
-            if old:
-                transfer_queue.kv_clear(keys=old, partition_id=partition)
+            old_keys = [
+                key for key in transfer_queue.kv_list(partition).get(partition, {}) if key.startswith(f"{uid}_")
+            ]
+            if old_keys:
+                transfer_queue.kv_clear(keys=old_keys, partition_id=partition)
             self._tries[uid] += 1
             if self._tries[uid] < MAX_TRIES:
                 worker.generate_sequences.remote(row)
+            # Tell verl's trainer that the task failed, so that it does not wait for rows; ajet's trainer gets the
+            # ticket back.
             else:
                 transfer_queue.kv_put(key=uid, partition_id=partition, tag={"status": "failure"})
                 if partition == "train":
@@ -149,13 +158,14 @@ class AgentWorkers(AgentLoopManagerTQ):
                 del self._sent[place][uid]
 
     def _forget_ended_tasks(self) -> None:
+        """Remove tasks from `_sent` that are neither pending nor running in verl's transfer queue any more."""
         partitions = transfer_queue.kv_list() or {}
-        waiting = {
+        unfinished_uids = {
             key
-            for items in partitions.values()
-            for key, tag in items.items()
+            for tags_by_key in partitions.values()
+            for key, tag in tags_by_key.items()
             if tag.get("is_prompt") and tag.get("status") in ("pending", "running")
         }
         for tasks in self._sent:
-            for uid in [uid for uid in tasks if uid not in waiting]:
+            for uid in [uid for uid in tasks if uid not in unfinished_uids]:
                 del tasks[uid]

@@ -46,14 +46,15 @@ def check_fixed_micro_batches(s: EffectiveSettings) -> Iterator[ConfigError]:
     """
     if s.value(f"{ACTOR}.use_dynamic_bsz", True):
         return
-    needed = [
+    keys_and_needs = [
         (f"{ACTOR}.ppo_micro_batch_size", True),
         (f"{ROLLOUT}.log_prob_micro_batch_size", True),
         ("actor_rollout_ref.ref.log_prob_micro_batch_size", _has_reference(s)),
     ]
-    for key, is_needed in needed:
-        total, each = s.value(key), s.value(f"{key}_per_gpu")
-        if is_needed and (total is None) == (each is None):
+    for key, is_needed in keys_and_needs:
+        total, per_gpu = s.value(key), s.value(f"{key}_per_gpu")
+        # verl needs exactly one of the two keys.
+        if is_needed and (total is None) == (per_gpu is None):
             yield s.make_error(
                 f"Without use_dynamic_bsz verl needs {key}_per_gpu" + (f", and not {key} too." if total else "."),
                 f"{ACTOR}.use_dynamic_bsz",
@@ -71,16 +72,18 @@ def check_fixed_micro_batches(s: EffectiveSettings) -> Iterator[ConfigError]:
             f"With ppo_micro_batch_size {total}, some of the {s.gpus} GPUs have no work.",
             f"{ACTOR}.ppo_micro_batch_size",
         )
-    rows, parts = s.count("data.train_batch_size") * s.count(f"{ROLLOUT}.n"), s.gpus
+    rows, divisor = s.count("data.train_batch_size") * s.count(f"{ROLLOUT}.n"), s.gpus
     if s.is_megatron:
-        parts = s.gpus // s.model_parallel * s.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
-    if parts and rows % parts:
+        # Megatron pipelines micro-batches of a fixed number of rows.
+        divisor = s.gpus // s.model_parallel * s.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    if divisor and rows % divisor:
         yield s.make_error(
-            f"Without use_dynamic_bsz a step of {rows} episodes must be a multiple of {parts}.",
+            f"Without use_dynamic_bsz a step of {rows} episodes must be a multiple of {divisor}.",
             "data.train_batch_size",
             "data.train_batch_size",
         )
 
 
 def _has_reference(s: EffectiveSettings) -> bool:
+    """True if the run compares the policy with a reference model, for a KL loss or a KL term in the reward."""
     return bool(s.value(f"{ACTOR}.use_kl_loss") or s.value("algorithm.use_kl_in_reward"))

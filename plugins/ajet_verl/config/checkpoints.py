@@ -18,12 +18,12 @@ def check_checkpoints(s: EffectiveSettings) -> Iterator[ConfigError]:
 
     The third check is verl's own (PPOTrainer._load_checkpoint). verl makes no check like the first two.
     """
-    late = f"{ACTOR}.checkpoint.async_save"
-    if s.value(late):
+    async_key = f"{ACTOR}.checkpoint.async_save"
+    if s.value(async_key):
         yield s.make_error(
             "With async_save verl reports a checkpoint as saved before it is completely written, but ajet relies "
             "on the report.",
-            late,
+            async_key,
             f"{TRAINER}.save_freq",
             expected="false",
         )

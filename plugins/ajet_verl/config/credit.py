@@ -68,6 +68,7 @@ _FILTERED: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 
 def _load_algorithms() -> dict[str, type[Algorithm]]:
+    """Load the classes of all advantage algorithms, by the name of the algorithm."""
     return {name: load_code(part.code) for name, part in find_parts("algorithm").items()}
 
 
@@ -77,25 +78,32 @@ def find_unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, st
     Args:
         value: returns the effective value of a verl key, or None if it is unset.
     """
-    filters = value("algorithm.filter_groups.enable")
-    algorithms = tuple(name for name, each in _load_algorithms().items() if each.needs <= {"group", "reference"})
-    for key, supported in ((ESTIMATOR, algorithms), *_TAKEN, *(_FILTERED if filters else ())):
+    filters_groups = value("algorithm.filter_groups.enable")
+    # Only algorithms that need rewards of a group and a reference model work inside verl's trainer.
+    algorithms = tuple(
+        name for name, algorithm in _load_algorithms().items() if algorithm.needs <= {"group", "reference"}
+    )
+    for key, supported in ((ESTIMATOR, algorithms), *_TAKEN, *(_FILTERED if filters_groups else ())):
         current = value(key)
-        users = key == ESTIMATOR and isinstance(current, str) and is_reference(current)
-        if current not in supported and not users:
-            names = [
+        is_custom = key == ESTIMATOR and isinstance(current, str) and is_reference(current)
+        if current not in supported and not is_custom:
+            option_names = [
                 str(option).lower() if isinstance(option, bool) else str(option)
                 for option in supported
                 if option is not None
             ]
             option_list = (
-                " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names or ["null"])
+                " or ".join([", ".join(option_names[:-1]), option_names[-1]])
+                if len(option_names) > 1
+                else "".join(option_names or ["null"])
             )
             reference_hint = f", or a reference such as {spell_reference('algorithm')}" if key == ESTIMATOR else ""
             yield key, current, f"{option_list}{reference_hint}"
-    cap = value(f"{_CORRECTION}.rollout_is_threshold")
-    if value(f"{_CORRECTION}.rollout_is") is not None and (isinstance(cap, bool) or not isinstance(cap, int | float)):
-        yield f"{_CORRECTION}.rollout_is_threshold", cap, "a number"
+    weight_cap = value(f"{_CORRECTION}.rollout_is_threshold")
+    if value(f"{_CORRECTION}.rollout_is") is not None and (
+        isinstance(weight_cap, bool) or not isinstance(weight_cap, int | float)
+    ):
+        yield f"{_CORRECTION}.rollout_is_threshold", weight_cap, "a number"
 
 
 def read_credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
@@ -108,11 +116,11 @@ def read_credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
         raise ValueError(f"{key} is {current!r}, expected {expected}")
     algorithm, correction = verl["algorithm"], verl["algorithm"]["rollout_correction"]
     actor, rollout = verl["actor_rollout_ref"]["actor"], verl["actor_rollout_ref"]["rollout"]
-    tasks, mini = verl["data"]["train_batch_size"], actor["ppo_mini_batch_size"]
+    batch_tasks, mini_batch_tasks = verl["data"]["train_batch_size"], actor["ppo_mini_batch_size"]
     return config_model().model_validate(
         {
             "base_dir": verl["trainer"]["ajet_base"],
-            "data": {"max_response_length": actor["loss_scale_factor"], "train_batch_size": tasks},
+            "data": {"max_response_length": actor["loss_scale_factor"], "train_batch_size": batch_tasks},
             "rollout": {
                 "temperature": rollout["temperature"],
                 "top_p": rollout["top_p"],
@@ -120,7 +128,7 @@ def read_credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
                 "num_repeat": rollout["n"],
             },
             "trainer_common": {
-                "mini_batch_num": tasks // mini,
+                "mini_batch_num": batch_tasks // mini_batch_tasks,
                 "use_kl_loss": actor["use_kl_loss"],
                 "kl_loss_coef": actor["kl_loss_coef"],
                 "kl_loss_type": actor["kl_loss_type"],
@@ -154,6 +162,7 @@ def _should_leave_out(verl: Mapping[str, Any]) -> bool:
 
 
 def _find_value(tree: Any, key: str) -> Any:
+    """Return the value at a dotted key of a nested mapping, or None if a part of the key is missing."""
     for name in key.split("."):
         tree = tree.get(name) if tree is not None else None
     return tree

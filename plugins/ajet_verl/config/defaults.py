@@ -38,26 +38,26 @@ class ReplacedDefault:
 
 def list_replaced_defaults(experiment: Experiment) -> list[ReplacedDefault]:
     """Return the keys that the user did not set and that get ajet's default, in the order of `DEFAULTS`."""
-    users, composed = list_user_layers(experiment.layers), compose_sections(experiment)[0]
+    user_layers, composed = list_user_layers(experiment.layers), compose_sections(experiment)[0]
     replaced = []
-    for key, verls in DEFAULTS.items():
+    for key, verl_default in DEFAULTS.items():
         path, ajet_key = tuple(key.split(".")), find_counterpart(key, composed) or ""
-        places = [path, ("verl", *path), *([tuple(ajet_key.split("."))] if ajet_key else [])]
-        is_set = any(layer.get_value(key_place) is not ABSENT for layer in users for key_place in places)
-        if not is_set and (value := select_value(composed, key)) != verls:
-            replaced.append(ReplacedDefault(key, verls, value, ajet_key))
+        possible_places = [path, ("verl", *path), *([tuple(ajet_key.split("."))] if ajet_key else [])]
+        is_set = any(layer.get_value(key_place) is not ABSENT for layer in user_layers for key_place in possible_places)
+        if not is_set and (value := select_value(composed, key)) != verl_default:
+            replaced.append(ReplacedDefault(key, verl_default, value, ajet_key))
     return replaced
 
 
 def describe_replaced_defaults(experiment: Experiment) -> str:
     """Describe the replaced defaults in lines for the screen, or return "" if the YAML has no sections of verl."""
-    users = list_user_layers(experiment.layers)
-    if not any(layer.get_value((root,)) is not ABSENT for layer in users for root in VERL.roots):
+    user_layers = list_user_layers(experiment.layers)
+    if not any(layer.get_value((root,)) is not ABSENT for layer in user_layers for root in VERL.roots):
         return ""
     replaced = list_replaced_defaults(experiment)
     if not replaced:
         return ""
-    rows = [f"  {each.key}: {spell_value(each.ajet)} (verl: {spell_value(each.verl)})" for each in replaced]
+    rows = [f"  {default.key}: {spell_value(default.ajet)} (verl: {spell_value(default.verl)})" for default in replaced]
     return "\n".join([f"Keys that are not set get ajet's defaults, not verl's ({VERL.defaults_page}):", *rows])
 
 

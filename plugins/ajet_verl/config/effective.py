@@ -48,11 +48,11 @@ def find_own(layers: Layers, verl: KeyPath) -> tuple[Layer, KeyPath] | None:
     Returns:
         The last config layer that sets the key, and the key's path in it, or None if the user did not set it.
     """
-    places = [("verl", *verl)]
+    possible_paths = [("verl", *verl)]
     if verl[0] in VERL.roots:
-        places.insert(0, verl)
+        possible_paths.insert(0, verl)
     for layer in reversed(layers.stack):
-        for path in places:
+        for path in possible_paths:
             if layer.get_value(path) is not ABSENT:
                 return layer, path
     return None
@@ -118,25 +118,28 @@ class EffectiveSettings:
         users_path = self._find_own_path(verl) if verl else None
         paths = [users_path] if users_path else [("ajet", *key.split(".")) for key in ajet]
         paths += [self._find_own_path(verl_key) or ("ajet", *ajet_key.split(".")) for verl_key, ajet_key in also]
-        last = max(paths, key=self._find_layer)
-        unread = [
-            f"{'.'.join(each.path)} ({locate_key(each.layer, each.path)}): {each.advice}"
-            for each in find_unread_keys(list_user_layers(self.layers))
-            if each.ours.removeprefix("ajet.") in ajet
+        # Keys that ajet does not read may be what the user meant to set: their advice is added.
+        last_path = max(paths, key=self._find_layer)
+        unread_key_advice = [
+            f"{'.'.join(key.path)} ({locate_key(key.layer, key.path)}): {key.advice}"
+            for key in find_unread_keys(list_user_layers(self.layers))
+            if key.ours.removeprefix("ajet.") in ajet
         ]
-        do = "; ".join([*([do] if do else []), *unread])
-        location = self.layers.locate(last, value=True)
-        if self.layers.find_winner(last) not in list_user_layers(
+        do = "; ".join([*([do] if do else []), *unread_key_advice])
+        location = self.layers.locate(last_path, value=True)
+        if self.layers.find_winner(last_path) not in list_user_layers(
             self.layers
         ):  # a default: users do not edit the file of defaults
-            location = f"{self._yaml_path}, which does not set {'.'.join(last)}"
+            location = f"{self._yaml_path}, which does not set {'.'.join(last_path)}"
         return ConfigError(what, where=location, expected=expected, do=do)
 
     def _find_layer(self, path: tuple[str, ...]) -> int:
+        """Return the index of the config layer that decides a key's value, or -1 if no layer sets the key."""
         layer = self.layers.find_winner(path)
         return self.layers.stack.index(layer) if layer is not None else -1
 
     def _find_own_path(self, verl: str) -> tuple[str, ...] | None:
+        """Return the key's path in the user's YAML or overrides if the user set this verl key, else None."""
         layer_and_path = find_own(self.layers, tuple(verl.split(".")))
         return layer_and_path[1] if layer_and_path else None
 

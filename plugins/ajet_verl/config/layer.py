@@ -114,8 +114,8 @@ def _lay_sections(experiment: Experiment, ajet: dict[str, Any], folder: Path | N
         _compose_shipped(folder, trainer["strategy"] == "megatron", trainer["device"] == "cpu")
     )
     composed["ajet"] = ajet
-    users = _collect_sections(experiment)
-    tree: Any = OmegaConf.merge(composed, OmegaConf.create(users)) if users else composed
+    user_sections = _collect_sections(experiment)
+    tree: Any = OmegaConf.merge(composed, OmegaConf.create(user_sections)) if user_sections else composed
     return composed, tree
 
 
@@ -145,13 +145,14 @@ def _ajet_node(
         trainer["algorithm"]["is_cap"] = algorithm.is_cap  # verl's mode decides the value of `auto`
     if trainer["device"] == "auto" and device is not None:
         trainer["device"] = device
-    # relative: on a node without the project's folder the working directory is a copy of the folder
-    rounded = experiment.ajet.model.dtype != "float32"
-    trainer["algorithm"]["mismatch_alarm"] = experiment.ajet.trainer_common.mismatch_alarm(rounded=rounded)
+    is_rounded = experiment.ajet.model.dtype != "float32"
+    trainer["algorithm"]["mismatch_alarm"] = experiment.ajet.trainer_common.mismatch_alarm(rounded=is_rounded)
+    # Paths of the user's code are relative: on a node without the project's folder the working directory is a copy.
     for key in ("adv_estimator", "policy_loss"):
         trainer["algorithm"][key] = relativize(trainer["algorithm"][key], experiment.base)
-    slots = experiment.layers.find_winner(("ajet", "trainer_common", "n_gpus_per_node"))
-    if trainer["device"] == "cpu" and slots is experiment.layers.stack[0]:
+    # The default number of GPUs per node is for GPUs: on a CPU one process trains, unless the user set a number.
+    gpu_count_layer = experiment.layers.find_winner(("ajet", "trainer_common", "n_gpus_per_node"))
+    if trainer["device"] == "cpu" and gpu_count_layer is experiment.layers.stack[0]:
         trainer["n_gpus_per_node"] = 1
     if model_folder is not None:
         node["model"]["path"] = str(model_folder)
@@ -177,12 +178,18 @@ def list_served_layers(experiment: Experiment, model: ModelLimits) -> list[str]:
     prompt: it has adapters only for sampled tokens there.
     """
     settings, lora = experiment.ajet, experiment.ajet.trainer_common.lora
-    names = model.linear_layers if lora.target_modules == "all-linear" else lora.target_modules
-    are_linear = isinstance(names, list | tuple) and {*names} <= {*model.linear_layers}
+    adapted_layers = model.linear_layers if lora.target_modules == "all-linear" else lora.target_modules
+    are_all_linear = isinstance(adapted_layers, list | tuple) and {*adapted_layers} <= {*model.linear_layers}
     mode, strategy = settings.trainer_common.mode, settings.trainer_common.strategy
-    sends = settings.rollout.name == "vllm" and mode in ("sync", "colocate_async") and strategy != "megatron"
-    dense = not model.experts and not model.images
-    return sorted(names) if are_linear and sends and dense and 0 < lora.rank <= VLLM_LARGEST_LORA_RANK else []
+    can_send_adapters = (
+        settings.rollout.name == "vllm" and mode in ("sync", "colocate_async") and strategy != "megatron"
+    )
+    is_dense_text_model = not model.experts and not model.images
+    return (
+        sorted(adapted_layers)
+        if are_all_linear and can_send_adapters and is_dense_text_model and 0 < lora.rank <= VLLM_LARGEST_LORA_RANK
+        else []
+    )
 
 
 def _collect_sections(experiment: Experiment) -> dict[str, Any]:
@@ -223,17 +230,27 @@ def _merged_sections(experiment: Experiment) -> dict[str, Any]:
 
 
 def _join_sections(one: Any, other: Any, path: tuple[str, ...], experiment: Experiment) -> Any:
+    """Merge two sections that both set verl's keys, at the same path.
+
+    Args:
+        one: the section below `verl:`.
+        other: the section at the YAML's top level.
+        path: path of the section, for errors.
+
+    Raises:
+        ConfigError: both set a key to different values.
+    """
     if isinstance(one, dict) and isinstance(other, dict):
-        both = {
+        shared_keys = {
             name: _join_sections(one[name], other[name], (*path, name), experiment) for name in one if name in other
         }
-        return {**one, **other, **both}
+        return {**one, **other, **shared_keys}
     if one == other:
         return one
     key = ".".join(path)
     raise ConfigError(
         f"{key} is {other!r} and verl.{key} is {one!r}.",
-        where=" and ".join(experiment.layers.locate(each, value=True) for each in (path, ("verl", *path))),
+        where=" and ".join(experiment.layers.locate(key_path, value=True) for key_path in (path, ("verl", *path))),
         expected="one of the two",
     )
 
@@ -251,15 +268,15 @@ def _compose_shipped(folder: Path | None, megatron: bool, cpu: bool) -> bytes:
     """
     from omegaconf import OmegaConf
 
-    names = ["verl_default", "verl_megatron" if megatron else "verl_fsdp", *(["verl_cpu"] if cpu else [])]
-    verls = [] if folder is None else [compose_verls_defaults(folder, megatron)]
-    ajet_layers = [OmegaConf.load(LAYERS / f"{name}.yaml") for name in names]
-    return pickle.dumps(OmegaConf.merge(*verls, *ajet_layers))
+    layer_names = ["verl_default", "verl_megatron" if megatron else "verl_fsdp", *(["verl_cpu"] if cpu else [])]
+    verl_defaults = [] if folder is None else [compose_verls_defaults(folder, megatron)]
+    ajet_layers = [OmegaConf.load(LAYERS / f"{name}.yaml") for name in layer_names]
+    return pickle.dumps(OmegaConf.merge(*verl_defaults, *ajet_layers))
 
 
 @lru_cache(maxsize=4)
 def compose_verls_defaults(folder: Path, megatron: bool) -> Any:
-    """Compose verl's defaults with Hydra."""
+    """Compose verl's defaults with Hydra, for Megatron or FSDP. Interpolations stay unresolved."""
     import hydra
     from omegaconf import OmegaConf
 
@@ -293,6 +310,8 @@ def find_config_folder(extra: str) -> Path | None:
 
 @contextmanager
 def _isolate_hydra() -> Iterator[None]:
+    """Clear Hydra's global state for the block and restore it afterwards, since the user's program may use Hydra
+    itself."""
     from hydra.core.global_hydra import GlobalHydra
 
     earlier = GlobalHydra.instance().hydra
@@ -314,11 +333,11 @@ def _explain_errors(experiment: Experiment) -> Iterator[None]:
         key = str(error.full_key or "").replace("[", ".").replace("]", "")
         path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
         layers = experiment.layers
-        places = [
+        set_paths = [
             candidate for candidate in (path, ("verl", *path)) if key and layers.find_winner(candidate) is not None
         ]
         raise ConfigError(
             f"YAML and overrides of verl cannot be combined: {key + ': ' if key else ''}{str(error).splitlines()[0]}",
-            where=layers.locate(places[-1], value=True) if places else str(experiment.yaml_path),
+            where=layers.locate(set_paths[-1], value=True) if set_paths else str(experiment.yaml_path),
             expected="values, and interpolations of existing keys",
         ) from error

@@ -58,26 +58,27 @@ class OverriddenKey:
 
 def find_overridden(experiment: Experiment) -> list[OverriddenKey]:
     """Return the user's keys below `ajet` that a verl section overrides with another value."""
-    users = list_user_layers(experiment.layers)
+    user_layers = list_user_layers(experiment.layers)
     overridden = []
-    for verl, mapped, verl_value, key in _list_set_keys(experiment):
-        users_setting, ajet_path = find_own(experiment.layers, verl), tuple(key.split("."))
-        layer = find_last_layer(ajet_path, users)
-        if users_setting is None or layer is None or mapped == verl_value:
+    for verl_path, mapped_value, verl_value, key in _list_set_keys(experiment):
+        users_setting, ajet_path = find_own(experiment.layers, verl_path), tuple(key.split("."))
+        layer = find_last_layer(ajet_path, user_layers)
+        if users_setting is None or layer is None or mapped_value == verl_value:
             continue
+        # ajet wrote this key itself with its default, so nothing of the user is overridden.
         if is_written_by_ajet(layer) and get_setting(experiment.ajet, ajet_path[1:]) == get_setting(
             config_model()(), ajet_path[1:]
         ):
             continue
-        places = (
+        locations = (
             locate_key(layer, ajet_path),
             ".".join(map(str, users_setting[1])),
             locate_key(users_setting[0], users_setting[1]),
         )
         written = users_setting[0].get_value(users_setting[1])
-        shown_value = written if "oc.env" in str(written) else HIDDEN if is_secret_path(verl) else verl_value
-        own_value = HIDDEN if is_secret_path(verl) else get_setting(experiment.ajet, ajet_path[1:])
-        overridden.append(OverriddenKey(key, *places, shown_value, own_value))
+        shown_value = written if "oc.env" in str(written) else HIDDEN if is_secret_path(verl_path) else verl_value
+        own_value = HIDDEN if is_secret_path(verl_path) else get_setting(experiment.ajet, ajet_path[1:])
+        overridden.append(OverriddenKey(key, *locations, shown_value, own_value))
     return overridden
 
 
@@ -87,50 +88,57 @@ def apply_sections(experiment: Experiment) -> Experiment:
     A verl value without an equivalent below `ajet` leaves the ajet key unchanged.
     """
     values: dict[str, tuple[str, list[Any]]] = {}
-    batch = None
-    for path, mapped, verl_value, key in _list_set_keys(experiment):
-        verl = ".".join(path)
-        if mapped == verl_value or key == _NAME:
+    batch_tasks = None
+    for path, mapped_value, verl_value, key in _list_set_keys(experiment):
+        verl_key = ".".join(path)
+        if mapped_value == verl_value or key == _NAME:
             continue
-        if verl == _MINI_BATCH:
-            batch = batch or select_value(compose_sections(experiment)[1], "data.train_batch_size")
-            if isinstance(batch, int) and isinstance(verl_value, int) and verl_value > 0 and batch % verl_value == 0:
-                values[key] = verl, [batch // verl_value]
-        elif verl == _PASS or path == find_first_filled(key, find_backbone("verl").filled):
-            values[key] = verl, _list_candidates(verl_value, _find_fill(verl))
-    laid = experiment
+        if verl_key == _MINI_BATCH:
+            batch_tasks = batch_tasks or select_value(compose_sections(experiment)[1], "data.train_batch_size")
+            if (
+                isinstance(batch_tasks, int)
+                and isinstance(verl_value, int)
+                and verl_value > 0
+                and batch_tasks % verl_value == 0
+            ):
+                values[key] = verl_key, [batch_tasks // verl_value]
+        elif verl_key == _PASS or path == find_first_filled(key, find_backbone("verl").filled):
+            values[key] = verl_key, _list_candidates(verl_value, _find_fill(verl_key))
+    updated = experiment
     for key, (_, candidates) in values.items():
         for value in candidates:
             try:
-                laid = laid.replace_defaults({key: value})
+                updated = updated.replace_defaults({key: value})
             except ValidationError:
                 continue
             break
     # Compose again with the new values. A key that still does not give verl's value gets its old value back.
-    composed, tree, _ = compose_sections(laid) if values else ({}, {}, {})
+    composed, tree, _ = compose_sections(updated) if values else ({}, {}, {})
     reverted = {
         key: get_setting(experiment.ajet, tuple(key.split(".")[1:]))
-        for key, (verl, _) in values.items()
-        if verl != _MINI_BATCH and select_value(composed, verl) != select_value(tree, verl)
+        for key, (verl_key, _) in values.items()
+        if verl_key != _MINI_BATCH and select_value(composed, verl_key) != select_value(tree, verl_key)
     }
-    return laid.replace_defaults(reverted)
+    return updated.replace_defaults(reverted)
 
 
-def _list_candidates(given: Any, raw: str) -> list[Any]:
+def _list_candidates(verl_value: Any, raw: str) -> list[Any]:
     """Return the values below `ajet` that may give a value in verl: the value itself, and those in the layer's table.
 
     The value itself is no candidate if the table has a default.
 
     Args:
-        given: the value in verl.
+        verl_value: the value in verl.
         raw: the layer's expression for the verl key.
     """
     match = _PICKED.match(raw)
     if match is None:
-        return [given]
+        return [verl_value]
     pairs = [pair.partition(":")[::2] for pair in match[1].split(",")]
-    translated = [yaml.safe_load(ajet_text) for ajet_text, verl_text in pairs if yaml.safe_load(verl_text) == given]
-    return translated if match[2] else [given, *translated]
+    translated = [
+        yaml.safe_load(ajet_text) for ajet_text, verl_text in pairs if yaml.safe_load(verl_text) == verl_value
+    ]
+    return translated if match[2] else [verl_value, *translated]
 
 
 def _find_fill(verl: str) -> str:
@@ -139,6 +147,7 @@ def _find_fill(verl: str) -> str:
 
 
 def _read_fill(layer: Path, verl: str) -> str:
+    """Return the expression that a YAML layer of ajet writes for a verl key, or "" if it writes none."""
     node: Any = read_document(layer).tree
     for name in verl.split("."):
         node = node.get(name) if isinstance(node, dict) else None
@@ -150,9 +159,9 @@ def describe_overridden(found: list[OverriddenKey]) -> str:
     if not found:
         return ""
     rows = [
-        f"  {each.key} ({each.where}) is {each.own}, overridden by {each.verl_key} ({each.verl_where}): verl gets "
-        f"{each.value}"
-        for each in found
+        f"  {overridden.key} ({overridden.where}) is {overridden.own}, overridden by {overridden.verl_key} "
+        f"({overridden.verl_where}): verl gets {overridden.value}"
+        for overridden in found
     ]
     return "\n".join(["Keys set twice, for which verl's own section is used:", *rows])
 
@@ -165,10 +174,10 @@ def _list_set_keys(experiment: Experiment) -> Iterator[tuple[KeyPath, Any, Any, 
     """
     if not experiment.backbone_overrides:
         return
-    composed, tree, merged = compose_sections(experiment)
+    composed, tree, user_sections = compose_sections(experiment)
     # A list is one value: its positions are no keys.
     for path in dict.fromkeys(
-        tuple(takewhile(lambda part: isinstance(part, str), path)) for path, _ in list_leaves(merged)
+        tuple(takewhile(lambda part: isinstance(part, str), path)) for path, _ in list_leaves(user_sections)
     ):
         dotted = ".".join(path)
         if (key := find_counterpart(dotted, composed)) is not None:
@@ -197,10 +206,16 @@ def find_counterpart(dotted: str, known: Any, seen: frozenset[str] = frozenset()
         return None
     if dotted in LIKE:
         return f"ajet.{LIKE[dotted]}"
-    others = _DOTTED.findall(raw)
-    ajet_keys = [other for other in others if other.startswith("ajet.") and find_key(other.split(".")[1:]) is not None]
-    further = (find_counterpart(other, known, seen | {dotted}) for other in others if other not in seen)
-    return ajet_keys[0] if ajet_keys else next((each for each in further if each is not None), None)
+    referenced_keys = _DOTTED.findall(raw)
+    ajet_keys = [
+        referenced
+        for referenced in referenced_keys
+        if referenced.startswith("ajet.") and find_key(referenced.split(".")[1:]) is not None
+    ]
+    indirect_keys = (
+        find_counterpart(referenced, known, seen | {dotted}) for referenced in referenced_keys if referenced not in seen
+    )
+    return ajet_keys[0] if ajet_keys else next((ajet_key for ajet_key in indirect_keys if ajet_key is not None), None)
 
 
 def select_value(tree: Any, dotted: str) -> Any:

@@ -60,6 +60,7 @@ _TP = "rollout.tensor_model_parallel_size"
 
 
 def _check_machines(s: EffectiveSettings) -> Iterator[ConfigError]:
+    """Check the device, the number of GPUs, and that trainer and engine work on a machine without GPUs."""
     device, ajet_key = s.value("trainer.device"), f"{TRAINER}.device"
     if device not in ("cuda", "npu", "cpu"):
         yield s.make_error(
@@ -89,10 +90,12 @@ def _check_machines(s: EffectiveSettings) -> Iterator[ConfigError]:
 
 
 def _explain_cpu(s: EffectiveSettings) -> str:
+    """Return an addition to an error that says that this machine has no GPU, or "" if the user chose the device."""
     return ", and this machine has none" if _is_device_open(s) else ""
 
 
 def _is_device_open(s: EffectiveSettings) -> bool:
+    """True if the device is `auto` and verl's section does not set it, so that the machine decides."""
     return s.ajet.trainer_common.device == "auto" and not s.name("trainer.device")
 
 
@@ -105,10 +108,10 @@ def _advise_gpus(s: EffectiveSettings) -> str:
 
 def _check_strategy(s: EffectiveSettings) -> Iterator[ConfigError]:
     """Check the training strategy (verl: `EngineRegistry`, FSDPEngineConfig, McoreEngineConfig)."""
-    strategy, effective = s.ajet.trainer_common.strategy, s.value(f"{ACTOR}.strategy")
-    if effective not in ("fsdp", "fsdp2", "megatron") or (effective == "megatron") != (strategy == "megatron"):
+    strategy, verl_strategy = s.ajet.trainer_common.strategy, s.value(f"{ACTOR}.strategy")
+    if verl_strategy not in ("fsdp", "fsdp2", "megatron") or (verl_strategy == "megatron") != (strategy == "megatron"):
         yield s.make_error(
-            f"verl's strategy is {effective!r}, but ajet.trainer_common.strategy is {strategy}; they need "
+            f"verl's strategy is {verl_strategy!r}, but ajet.trainer_common.strategy is {strategy}; they need "
             "different sections.",
             f"{ACTOR}.strategy",
             f"{TRAINER}.strategy",
@@ -131,12 +134,12 @@ def _check_strategy(s: EffectiveSettings) -> Iterator[ConfigError]:
     for verl, ajet_key in MEGATRON_SIZES:
         name = ajet_key.rpartition(".")[2]
         if getattr(s.ajet.trainer_common.megatron, name) > 1:
-            fsdp = " (FSDP has ajet.trainer_common.ulysses_sequence_parallel_size)" if "context" in name else ""
+            fsdp_hint = " (FSDP has ajet.trainer_common.ulysses_sequence_parallel_size)" if "context" in name else ""
             yield s.make_error(
                 f"{s.name(verl, ajet_key)} splits the model over GPUs, which {strategy} cannot do.",
                 verl,
                 ajet_key,
-                expected=f"1, or strategy: megatron{fsdp}",
+                expected=f"1, or strategy: megatron{fsdp_hint}",
             )
 
 
@@ -157,32 +160,34 @@ def _check_parallel_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
             expected=f"a divisor of {s.gpus}",
         )
     verl, ajet_key = MEGATRON_SIZES[3]
-    pipeline, experts = s.count(MEGATRON_SIZES[1][0]), s.count(verl)
-    if s.is_megatron and experts > 1:
-        tensor = s.count(f"{ACTOR}.megatron.expert_tensor_parallel_size", s.count(MEGATRON_SIZES[0][0]))
-        if s.gpus % (experts * tensor * pipeline):
+    pipeline, expert_parallel = s.count(MEGATRON_SIZES[1][0]), s.count(verl)
+    if s.is_megatron and expert_parallel > 1:
+        expert_tensor_parallel = s.count(f"{ACTOR}.megatron.expert_tensor_parallel_size", s.count(MEGATRON_SIZES[0][0]))
+        if s.gpus % (expert_parallel * expert_tensor_parallel * pipeline):
             yield s.make_error(
-                f"{s.gpus} GPUs cannot be divided into groups of {experts * tensor * pipeline} "
+                f"{s.gpus} GPUs cannot be divided into groups of {expert_parallel * expert_tensor_parallel * pipeline} "
                 f"({s.name(verl, ajet_key)} × tensor × pipeline parallel).",
                 verl,
                 ajet_key,
                 also=MACHINES,
                 expected=f"a divisor of {s.gpus}",
             )
-        if s.model.positions is not None and (not s.model.experts or s.model.experts % experts):
+        if s.model.positions is not None and (not s.model.experts or s.model.experts % expert_parallel):
             yield s.make_error(
-                f"The model has {s.model.experts or 'no'} experts, which cannot be divided among {experts} GPUs.",
+                f"The model has {s.model.experts or 'no'} experts, which cannot be divided among "
+                f"{expert_parallel} GPUs.",
                 verl,
                 ajet_key,
             )
     heads, kv_heads = s.model.heads, s.model.kv_heads or s.model.heads
     for verl, ajet_key in (ULYSSES, MEGATRON_SIZES[0], (f"{ROLLOUT}.tensor_model_parallel_size", _TP)):
+        # Key-value heads may also be repeated, if the number of parts is a multiple of their number.
         parts = s.count(verl)
         if heads is None or kv_heads is None or not (heads % parts or (kv_heads % parts and parts % kv_heads)):
             continue
-        of_keys = f" ({kv_heads} of keys and values)" if kv_heads != heads else ""
+        kv_heads_text = f" ({kv_heads} of keys and values)" if kv_heads != heads else ""
         yield s.make_error(
-            f"The model's {heads} attention heads{of_keys} cannot be split over {parts} GPUs "
+            f"The model's {heads} attention heads{kv_heads_text} cannot be split over {parts} GPUs "
             f"({s.name(verl, ajet_key)}).",
             verl,
             ajet_key,
@@ -203,10 +208,12 @@ def _check_trees(s: EffectiveSettings) -> Iterator[ConfigError]:
                 expected=f"1 with {hardware}, or verl.{TREES}: true, which splits them with any attention",
             )
         return
-    off = f"verl.{TREES}: false"
+    trees_off = f"verl.{TREES}: false"
     if s.is_megatron:
         yield s.make_error(
-            "Only the FSDP engine can compute shared prefixes as trees.", TREES, expected=f"strategy: fsdp2, or {off}"
+            "Only the FSDP engine can compute shared prefixes as trees.",
+            TREES,
+            expected=f"strategy: fsdp2, or {trees_off}",
         )
     if s.model.images:
         yield s.make_error(
@@ -220,8 +227,8 @@ def _check_trees(s: EffectiveSettings) -> Iterator[ConfigError]:
             "actor_rollout_ref.model.use_fused_kernels",
             expected="false",
         )
-    summed = s.value(f"{ACTOR}.calculate_sum_pi_squared", False)
-    if summed and s.count(ULYSSES[0]) > 1 and "flash" not in str(attention):
+    sums_squares = s.value(f"{ACTOR}.calculate_sum_pi_squared", False)
+    if sums_squares and s.count(ULYSSES[0]) > 1 and "flash" not in str(attention):
         yield s.make_error(
             "Sums of squared probabilities need verl's own passes, which can split sequences only with flash "
             "attention.",
@@ -233,7 +240,7 @@ def _check_trees(s: EffectiveSettings) -> Iterator[ConfigError]:
             yield s.make_error(
                 "Computing shared prefixes as trees needs passes that are filled by tokens, not by rows.",
                 key,
-                expected=f"true, or {off}",
+                expected=f"true, or {trees_off}",
             )
 
 
@@ -278,20 +285,23 @@ def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
 
     verl's own checks: RolloutConfig, RolloutReplica, ActorRolloutRefWorker.init_model. vLLM's: SchedulerConfig.
     """
-    tensor, data = s.count(f"{ROLLOUT}.tensor_model_parallel_size"), s.count(f"{ROLLOUT}.data_parallel_size")
-    key, gpus_per_engine = f"{ROLLOUT}.tensor_model_parallel_size", tensor * data
+    tensor_parallel, data_parallel = (
+        s.count(f"{ROLLOUT}.tensor_model_parallel_size"),
+        s.count(f"{ROLLOUT}.data_parallel_size"),
+    )
+    key, gpus_per_engine = f"{ROLLOUT}.tensor_model_parallel_size", tensor_parallel * data_parallel
     if s.count(f"{ROLLOUT}.pipeline_model_parallel_size") > 1:
         yield s.make_error(
             "verl's engines do not support pipeline parallelism.", f"{ROLLOUT}.pipeline_model_parallel_size"
         )
-    experts = s.count(f"{ROLLOUT}.expert_parallel_size")
-    if experts > 1 and experts != gpus_per_engine:
+    expert_parallel = s.count(f"{ROLLOUT}.expert_parallel_size")
+    if expert_parallel > 1 and expert_parallel != gpus_per_engine:
         yield s.make_error(
-            f"The engine's expert_parallel_size is {experts}.",
+            f"The engine's expert_parallel_size is {expert_parallel}.",
             f"{ROLLOUT}.expert_parallel_size",
             expected=f"{gpus_per_engine}",
         )
-    per_node = s.count("trainer.n_gpus_per_node")
+    gpus_per_node = s.count("trainer.n_gpus_per_node")
     if s.value("trainer.v1.trainer_mode") != SEPARATE and s.gpus % gpus_per_engine:
         yield s.make_error(
             f"{s.gpus} GPUs cannot be divided into engines of {gpus_per_engine} GPUs ({s.name(key, _TP)}).",
@@ -300,13 +310,13 @@ def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
             also=MACHINES,
             expected=f"a divisor of {s.gpus}",
         )
-    elif per_node and gpus_per_engine % min(per_node, gpus_per_engine):
+    elif gpus_per_node and gpus_per_engine % min(gpus_per_node, gpus_per_engine):
         yield s.make_error(
-            f"An engine of {gpus_per_engine} GPUs ({s.name(key, _TP)}) does not fill nodes of {per_node}.",
+            f"An engine of {gpus_per_engine} GPUs ({s.name(key, _TP)}) does not fill nodes of {gpus_per_node}.",
             key,
             _TP,
             also=MACHINES,
-            expected=f"a divisor or a multiple of {per_node}",
+            expected=f"a divisor or a multiple of {gpus_per_node}",
         )
     sequences, tokens = s.count(f"{ROLLOUT}.max_num_seqs"), s.count(f"{ROLLOUT}.max_num_batched_tokens", 8192)
     if s.value(f"{ROLLOUT}.name") == "vllm" and sequences > tokens:
@@ -316,10 +326,10 @@ def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
             "rollout.max_num_seqs",
             expected=f"at most {tokens}, or a larger verl.{ROLLOUT}.max_num_batched_tokens",
         )
-    memory = float(s.value(f"{ROLLOUT}.gpu_memory_utilization", 0.5))
-    if not 0 < memory <= 1:
+    memory_share = float(s.value(f"{ROLLOUT}.gpu_memory_utilization", 0.5))
+    if not 0 < memory_share <= 1:
         yield s.make_error(
-            f"The engine's share of the GPU's memory is {memory}.",
+            f"The engine's share of the GPU's memory is {memory_share}.",
             f"{ROLLOUT}.gpu_memory_utilization",
             "rollout.gpu_memory_utilization",
             expected="above 0, at most 1",
@@ -333,15 +343,21 @@ def _check_memory(s: EffectiveSettings) -> Iterator[ConfigError]:
     """
     if s.gpu_bytes is None or s.model.parameters is None or s.value("trainer.device") == "cpu":
         return
-    tensor, longest = s.count(f"{ROLLOUT}.tensor_model_parallel_size"), s.count(f"{ROLLOUT}.max_model_len")
-    size, part = 4 if s.value(f"{ROLLOUT}.dtype") == "float32" else 2, s.value(f"{ROLLOUT}.gpu_memory_utilization", 0.5)
-    weights, cache = s.model.parameters * size / tensor, (s.model.cached_numbers or 0) * size * longest / tensor
-    if weights + cache <= s.gpu_bytes * part:
+    tensor_parallel, max_length = s.count(f"{ROLLOUT}.tensor_model_parallel_size"), s.count(f"{ROLLOUT}.max_model_len")
+    number_bytes, memory_share = (
+        4 if s.value(f"{ROLLOUT}.dtype") == "float32" else 2,
+        s.value(f"{ROLLOUT}.gpu_memory_utilization", 0.5),
+    )
+    weight_bytes, cache_bytes = (
+        s.model.parameters * number_bytes / tensor_parallel,
+        (s.model.cached_numbers or 0) * number_bytes * max_length / tensor_parallel,
+    )
+    if weight_bytes + cache_bytes <= s.gpu_bytes * memory_share:
         return
     gib = 2**30
     yield s.make_error(
-        f"On each GPU the engine needs {weights / gib:.3g} GiB for weights and {cache / gib:.3g} GiB for one "
-        f"sequence of {longest} tokens, but it gets {part:g} of {s.gpu_bytes / gib:.3g} GiB.",
+        f"On each GPU the engine needs {weight_bytes / gib:.3g} GiB for weights and {cache_bytes / gib:.3g} GiB for "
+        f"one sequence of {max_length} tokens, but it gets {memory_share:g} of {s.gpu_bytes / gib:.3g} GiB.",
         f"{ROLLOUT}.gpu_memory_utilization",
         "rollout.gpu_memory_utilization",
         also=((f"{ROLLOUT}.max_model_len", "rollout.max_model_len"), (f"{ROLLOUT}.tensor_model_parallel_size", _TP)),
@@ -354,45 +370,45 @@ def _check_lengths(s: EffectiveSettings) -> Iterator[ConfigError]:
 
     verl's own checks: vLLMHttpServer._validate_configs, vLLMHttpServer.generate, rearrange_micro_batches.
     """
-    prompt, longest = s.count("data.max_prompt_length"), s.count(f"{ROLLOUT}.max_model_len")
+    prompt, max_length = s.count("data.max_prompt_length"), s.count(f"{ROLLOUT}.max_model_len")
     key, ajet_key = f"{ROLLOUT}.max_model_len", "rollout.max_model_len"
-    if s.model.positions is not None and longest > s.model.positions:
+    if s.model.positions is not None and max_length > s.model.positions:
         yield s.make_error(
-            f"{s.name(key, ajet_key)} is {longest}, but the model supports {s.model.positions} tokens.",
+            f"{s.name(key, ajet_key)} is {max_length}, but the model supports {s.model.positions} tokens.",
             key,
             ajet_key,
             expected=f"at most {s.model.positions}",
             do=f"set {s.name(key, ajet_key)}: {s.model.positions}, and data.max_prompt_length below it",
         )
-    border = s.model.rotary_border
-    if border is not None and longest > border:
+    rotary_border = s.model.rotary_border
+    if rotary_border is not None and max_length > rotary_border:
         yield s.make_error(
-            f"{s.name(key, ajet_key)} is {longest}, but in sequences of more than {border} tokens the model uses "
-            "other rotary frequencies: verl's trainer chooses them by each batch's longest sequence, its servers "
+            f"{s.name(key, ajet_key)} is {max_length}, but in sequences of more than {rotary_border} tokens the model "
+            "uses other rotary frequencies: verl's trainer chooses them by each batch's longest sequence, its servers "
             "by max_model_len.",
             key,
             ajet_key,
-            expected=f"at most {border}, where trainer and servers use the same frequencies",
+            expected=f"at most {rotary_border}, where trainer and servers use the same frequencies",
             do="use --backbone local, which sets the frequencies once and can train longer sequences",
         )
-    if prompt >= longest:
+    if prompt >= max_length:
         yield s.make_error(
             f"A prompt of {prompt} tokens ({s.name('data.max_prompt_length', 'data.max_prompt_length')}) leaves no "
-            f"room for a reply in {longest} ({s.name(key, ajet_key)}).",
+            f"room for a reply in {max_length} ({s.name(key, ajet_key)}).",
             "data.max_prompt_length",
             "data.max_prompt_length",
             also=((key, ajet_key),),
-            expected=f"less than {longest}",
+            expected=f"less than {max_length}",
         )
-    split = s.count(MEGATRON_SIZES[2][0] if s.is_megatron else ULYSSES[0])
-    budget = f"{ACTOR}.ppo_max_token_len_per_gpu"
-    if s.value(f"{ACTOR}.use_dynamic_bsz", True) and s.count(budget, longest) * split < longest:
+    sequence_parts = s.count(MEGATRON_SIZES[2][0] if s.is_megatron else ULYSSES[0])
+    token_limit_key = f"{ACTOR}.ppo_max_token_len_per_gpu"
+    if s.value(f"{ACTOR}.use_dynamic_bsz", True) and s.count(token_limit_key, max_length) * sequence_parts < max_length:
         yield s.make_error(
-            f"A pass of {s.value(budget)} tokens on each of {split} GPU(s) cannot contain a sequence of "
-            f"{longest} tokens.",
-            budget,
+            f"A pass of {s.value(token_limit_key)} tokens on each of {sequence_parts} GPU(s) cannot contain a sequence "
+            f"of {max_length} tokens.",
+            token_limit_key,
             f"{TRAINER}.micro_batch_tokens",
-            expected=f"at least {-(-longest // split)}",
+            expected=f"at least {-(-max_length // sequence_parts)}",
         )
 
 
@@ -422,14 +438,14 @@ def _check_learning(s: EffectiveSettings) -> Iterator[ConfigError]:
         )
     key = "actor_rollout_ref.model." + ("lora.rank" if s.is_megatron else "lora_rank")
     rank = s.count(key, 0)
-    adapters = not s.value("actor_rollout_ref.model.lora.merge")
-    if adapters and rank and s.value("trainer.v1.trainer_mode") in (SEPARATE, DECOUPLED):
+    sends_adapters = not s.value("actor_rollout_ref.model.lora.merge")
+    if sends_adapters and rank and s.value("trainer.v1.trainer_mode") in (SEPARATE, DECOUPLED):
         yield s.make_error(
             "verl sends no adapters to servers with GPUs of their own: they would sample without.",
             "actor_rollout_ref.model.lora.merge",
             expected="true in this mode",
         )
-    if adapters and rank > VLLM_LARGEST_LORA_RANK and s.value(f"{ROLLOUT}.name") == "vllm":
+    if sends_adapters and rank > VLLM_LARGEST_LORA_RANK and s.value(f"{ROLLOUT}.name") == "vllm":
         yield s.make_error(
             f"vLLM does not support adapters of rank {rank}.",
             key,

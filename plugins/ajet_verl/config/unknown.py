@@ -72,16 +72,17 @@ class VerlSource:
             path: path of the key; the last two names are the section and the key.
         """
         *_, section, name = path
-        get = rf"(?:\.get\(\s*|\[)[\"']{re.escape(name)}\b"
-        from_config = rf"|\bconfig{get}" if section == _DATA else ""
+        get_pattern = rf"(?:\.get\(\s*|\[)[\"']{re.escape(name)}\b"
+        from_config = rf"|\bconfig{get_pattern}" if section == _DATA else ""
         pattern = re.compile(
-            rf"\b(?:\w+_)?{re.escape(section)}(?:_config)?(?:\.{re.escape(name)}\b|{get}){from_config}"
+            rf"\b(?:\w+_)?{re.escape(section)}(?:_config)?(?:\.{re.escape(name)}\b|{get_pattern}){from_config}"
         )
         if not self._texts:
-            self._texts = [each.read_text(encoding="utf-8") for each in self.package.rglob("*.py")]
+            self._texts = [file.read_text(encoding="utf-8") for file in self.package.rglob("*.py")]
         return any(map(pattern.search, self._texts))
 
     def _collect_fields(self, name: str) -> set[str]:
+        """Return the fields of a scanned class and of its base classes, or an empty set for an unknown class."""
         bases, fields = self._bases_and_fields.get(name, ([], set()))
         return fields.union(*(self._collect_fields(base) for base in bases if base != name))
 
@@ -125,6 +126,13 @@ def refuse_unknown(
 
 
 def _list_unlisted(node: Mapping[str, Any], known: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[_UnlistedKey]:
+    """Yield each key of the user's sections that verl's composed config lacks.
+
+    Args:
+        node: a section of the user.
+        known: the same section in verl's composed config.
+        at: path of the section.
+    """
     for name, value in node.items():
         path = (*at, str(name))
         if name not in known:
@@ -135,26 +143,34 @@ def _list_unlisted(node: Mapping[str, Any], known: Mapping[str, Any], at: tuple[
 
 
 def _is_closed(name: str, known: Any) -> bool:
+    """True if a section accepts only listed keys: it lists some, and is not passed on to another library."""
     return isinstance(known, Mapping) and bool(known) and not _HANDED_ON.fullmatch(name)
 
 
 def _build_error(
     experiment: Experiment, path: tuple[str, ...], siblings: tuple[str, ...], known: Mapping[str, Any]
 ) -> ConfigError:
+    """Build the error for a key that verl does not know, with the place of the key and the most similar known key.
+
+    Args:
+        path: path of the key.
+        siblings: known keys of its section.
+        known: verl's composed config.
+    """
     layers = experiment.layers
-    full = next(
+    written_path = next(
         (
-            each
-            for each in (path, ("verl", *path))
-            if any(layer.get_value(each) is not ABSENT for layer in layers.stack)
+            candidate
+            for candidate in (path, ("verl", *path))
+            if any(layer.get_value(candidate) is not ABSENT for layer in layers.stack)
         ),
         path,
     )
     nearest = find_nearest(path, siblings, known)
-    prefix = full[: len(full) - len(path)]
+    prefix = written_path[: len(written_path) - len(path)]
     return ConfigError(
         f"verl has no key {'.'.join(path)}.",
-        where=layers.locate(full),
+        where=layers.locate(written_path),
         do=f"did you mean {'.'.join((*prefix, *nearest))}?" if nearest else "see docs/reference/verl_keys.md",
     )
 
@@ -172,12 +188,15 @@ def find_nearest(path: tuple[str, ...], siblings: tuple[str, ...], known: Mappin
     if similar := get_close_matches(path[-1], siblings, 1):
         return (*path[:-1], similar[0])
     sections = {name: node for name, node in known.items() if name not in _UNUSED}
-    others = [other for other in _list_paths(sections, ()) if other[-1] == path[-1]]
+    same_name_paths = [candidate for candidate in _list_paths(sections, ()) if candidate[-1] == path[-1]]
     dotted = ".".join(path)
-    return max(others, key=lambda other: SequenceMatcher(None, ".".join(other), dotted).ratio(), default=())
+    return max(
+        same_name_paths, key=lambda candidate: SequenceMatcher(None, ".".join(candidate), dotted).ratio(), default=()
+    )
 
 
 def _list_paths(node: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of all keys of a nested mapping, sections included."""
     for name, value in node.items():
         path = (*at, str(name))
         yield path

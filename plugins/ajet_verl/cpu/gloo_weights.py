@@ -55,13 +55,13 @@ class GlooWeights(CheckpointEngine):
             rollout_world_size: number of server workers.
             metadata: results of `prepare`; the first is the address of the store.
         """
-        world = rollout_world_size + 1
+        group_size = rollout_world_size + 1
 
-        def arguments(ranks: list[int]) -> dict[str, list[Any]]:
+        def build_arguments(ranks: list[int]) -> dict[str, list[Any]]:
             count = len(ranks)
-            return {"rank": ranks, "world_size": [world] * count, "master": [metadata[0]] * count}
+            return {"rank": ranks, "world_size": [group_size] * count, "master": [metadata[0]] * count}
 
-        return arguments([0] + [-1] * (actor_wg_world_size - 1)), arguments(list(range(1, world)))
+        return build_arguments([0] + [-1] * (actor_wg_world_size - 1)), build_arguments(list(range(1, group_size)))
 
     def init_process_group(self, rank: int, world_size: int, master: dict[str, Any]) -> None:  # type: ignore[override]
         """Join the process group of this transfer. A rank below 0 stays outside."""
@@ -84,6 +84,7 @@ class GlooWeights(CheckpointEngine):
         Args:
             weights: names and complete tensors, in sending order.
         """
+        # Other ranks have no group; they only take part in gathering, which iterating does.
         for name, weight in weights:
             if self._group is None:
                 continue
@@ -111,10 +112,12 @@ class GlooWeights(CheckpointEngine):
             yield name, weight
 
     async def _broadcast_tensor(self, data: torch.Tensor) -> None:
+        """Broadcast a tensor from rank 0 to the transfer's group, in a thread so that the event loop stays free."""
         await asyncio.to_thread(lambda: self._group.broadcast([data]).wait())
 
 
 def _pack_header(description: Any) -> torch.Tensor:
+    """Return a tensor of HEADER bytes that holds the pickled description, filled up with zeros."""
     packed = pickle.dumps(description)
     assert len(packed) <= HEADER, f"{len(packed)} bytes to describe a weight"
     return torch.frombuffer(bytearray(packed.ljust(HEADER, b"\0")), dtype=torch.uint8)

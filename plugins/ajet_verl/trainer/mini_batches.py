@@ -41,12 +41,12 @@ def deal_rows(
     size = max((-(-len(part) // ranks) for part in parts), default=0)
     if kin is None:
         size = -(-size // multiple) * multiple
-        dealt = [_balance_part(part, lengths, ranks, size) for part in parts]
+        rows_by_part_and_rank = [_balance_part(part, lengths, ranks, size) for part in parts]
     else:
-        dealt = [_group_kin(part, lengths, ranks, kin) for part in parts]
-        size = max((len(hand) for hands in dealt for hand in hands), default=0)
+        rows_by_part_and_rank = [_group_kin(part, lengths, ranks, kin) for part in parts]
+        size = max((len(rank_rows) for part_rows in rows_by_part_and_rank for rank_rows in part_rows), default=0)
         size = -(-size // multiple) * multiple
-    return [row for rank in range(ranks) for part in dealt for row in _pad_hand(part[rank], size)]
+    return [row for rank in range(ranks) for part in rows_by_part_and_rank for row in _pad_hand(part[rank], size)]
 
 
 def _balance_part(part: Sequence[int], lengths: Sequence[int], ranks: int, size: int) -> list[list[int]]:
@@ -58,13 +58,17 @@ def _balance_part(part: Sequence[int], lengths: Sequence[int], ranks: int, size:
     Returns:
         The row indices of each rank.
     """
-    hands: list[list[int]] = [[] for _ in range(ranks)]
-    work = [0.0] * ranks
+    rows_by_rank: list[list[int]] = [[] for _ in range(ranks)]
+    work_by_rank = [0.0] * ranks
     for row in sorted(part, key=lambda row: (-lengths[row], row)):
-        rank = min((rank for rank in range(ranks) if len(hands[rank]) < size), key=lambda rank: (work[rank], rank))
-        hands[rank].append(row)
-        work[rank] += lengths[row] + lengths[row] ** 2 / ATTENTION
-    return [sorted(hand) for hand in hands]
+        rank = min(
+            (rank for rank in range(ranks) if len(rows_by_rank[rank]) < size),
+            key=lambda rank: (work_by_rank[rank], rank),
+        )
+        rows_by_rank[rank].append(row)
+        # Attention grows with the square of the length, everything else linearly.
+        work_by_rank[rank] += lengths[row] + lengths[row] ** 2 / ATTENTION
+    return [sorted(rank_rows) for rank_rows in rows_by_rank]
 
 
 def _group_kin(part: Sequence[int], lengths: Sequence[int], ranks: int, kin: Sequence[str]) -> list[list[int]]:
@@ -75,14 +79,16 @@ def _group_kin(part: Sequence[int], lengths: Sequence[int], ranks: int, kin: Seq
     Returns:
         The row indices of each rank.
     """
-    hands: list[list[int]] = [[] for _ in range(ranks)]
+    rows_by_rank: list[list[int]] = [[] for _ in range(ranks)]
     rows = sorted(part, key=lambda row: (kin[row], row))
-    total, done = sum(lengths[row] for row in rows), 0
+    total_tokens, tokens_before = sum(lengths[row] for row in rows), 0
     for row in rows:
-        hands[min(ranks - 1, (2 * done + lengths[row]) * ranks // (2 * total))].append(row)
-        done += lengths[row]
-    return hands
+        # A row goes to the rank in whose equal share of the tokens its middle lies.
+        rows_by_rank[min(ranks - 1, (2 * tokens_before + lengths[row]) * ranks // (2 * total_tokens))].append(row)
+        tokens_before += lengths[row]
+    return rows_by_rank
 
 
 def _pad_hand(hand: list[int], size: int) -> list[int | None]:
+    """Append None, which stands for a padding row, until a rank has `size` rows."""
     return [*hand, *[None] * (size - len(hand))]

@@ -16,14 +16,14 @@ from ajet_verl.trainer.reporting import RunStoppedError
 
 
 class TrainerProcess:
-    """Ray actor created by the launch."""
+    """Ray actor that runs verl's trainer. The launch of a run creates one."""
 
     def run(self, config: Any) -> None:
         """Train until the last step, or until the mailbox requests a stop."""
         sender = Sender()
         sender.introduce("trainer")
         sender.post(PhaseNotice("loading"))
-        early = start_agent_loops(config.actor_rollout_ref.rollout.agent.num_workers)
+        early_agent_loops = start_agent_loops(config.actor_rollout_ref.rollout.agent.num_workers)
 
         import transfer_queue
         from omegaconf import OmegaConf
@@ -31,7 +31,7 @@ class TrainerProcess:
         OmegaConf.resolve(config)
         config.transfer_queue.enable = True
         with ThreadPoolExecutor(1) as executor:  # two processes import torch, here in parallel
-            queue = executor.submit(transfer_queue.init, config.transfer_queue)
+            queue_start = executor.submit(transfer_queue.init, config.transfer_queue)
             from verl.trainer.ppo.v1 import get_trainer_cls
 
             from ajet_verl.agent.workers import AgentWorkers
@@ -42,7 +42,7 @@ class TrainerProcess:
                 from ajet_verl.trainer import servers
 
                 servers.start_servers(config)
-            queue.result()
+            queue_start.result()
         trainer: Any = None
         exit_code = 1
         try:
@@ -53,7 +53,7 @@ class TrainerProcess:
                 llm_client=trainer.get_llm_client(),
                 teacher_client=trainer.get_teacher_client(),
                 reward_loop_worker_handles=trainer.get_reward_handles(),
-                early=early,
+                early=early_agent_loops,
             )
             sender.post(PhaseNotice("rollout", trainer.global_steps))
             with suppress(RunStoppedError):
@@ -81,6 +81,7 @@ class SavedCallback:
     """Set as `trainer.checkpoint_callback_class`: reports a written checkpoint."""
 
     def __init__(self, config: Any = None) -> None:
+        """Connect to the run's mailbox. verl passes its config, which is not needed."""
         self._sender = Sender()
 
     def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, **_: Any) -> None:

@@ -69,9 +69,11 @@ class ReportingHooks:
     def on_step_end(self) -> None:
         """Save an additional checkpoint if the run shall stop after this trained step."""
         self._is_stopping = self._sender.should_stop()
-        every = self.config.trainer.save_freq
-        saved = every > 0 and (self.global_steps % every == 0 or self.global_steps >= self.total_training_steps)
-        if self._is_stopping and not saved:
+        save_interval = self.config.trainer.save_freq
+        is_saved_by_verl = save_interval > 0 and (
+            self.global_steps % save_interval == 0 or self.global_steps >= self.total_training_steps
+        )
+        if self._is_stopping and not is_saved_by_verl:
             self._save_checkpoint()  # type: ignore[attr-defined]
         super().on_step_end()  # type: ignore[misc]
 

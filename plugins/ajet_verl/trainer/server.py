@@ -30,9 +30,10 @@ class EarlyServer:
         self._has_begun.set()
 
     async def _call_server(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of verl's server by name once its constructor has finished, and return the result."""
         await self._has_begun.wait()
-        answer = getattr(await self._server_future, name)(*args, **kwargs)
-        return await answer if inspect.isawaitable(answer) else answer
+        result = getattr(await self._server_future, name)(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
 
 
 def make_server_class(name: str, methods: Iterable[str]) -> type[EarlyServer]:
@@ -41,6 +42,8 @@ def make_server_class(name: str, methods: Iterable[str]) -> type[EarlyServer]:
 
 
 def _forward_method(name: str) -> Callable[..., Awaitable[Any]]:
+    """Return an async method that passes its call to the method of verl's server with this name."""
+
     async def method(self: EarlyServer, *args: Any, **kwargs: Any) -> Any:
         return await self._call_server(name, *args, **kwargs)
 

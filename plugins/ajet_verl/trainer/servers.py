@@ -37,6 +37,8 @@ class _ServerClass:
         self._started = started
 
     def options(self, *, name: str, **options: Any) -> _ServerStart:
+        """Return an object whose `remote` starts the server: the early one with this name, or a new actor with these
+        options."""
         return _ServerStart(self._started.get(name) or make_actor_class().options(name=name, **options).remote())
 
 
@@ -45,6 +47,7 @@ class _ServerStart:
         self._server = server
 
     def remote(self, **parts: Any) -> Any:
+        """Run the constructor of verl's server with these arguments, and return the server's actor."""
         self._server.begin.remote(**parts)
         return self._server
 
@@ -63,18 +66,19 @@ def start_servers(config: Any) -> None:
     """Register ajet's servers, and start those that share the trainer's accelerators; `config` is verl's."""
     platform, rollout = get_platform(), config.actor_rollout_ref.rollout
     nodes = [node for node in ray.nodes() if node["Alive"] and platform.ray_resource_name() in node["Resources"]]
-    like: Any = vLLMReplica(0, rollout, config.actor_rollout_ref.model, gpus_per_node=rollout.n_gpus_per_node)
+    # A replica object that is never launched: it computes the number of nodes and the server names that verl will use.
+    sample_replica: Any = vLLMReplica(0, rollout, config.actor_rollout_ref.model, gpus_per_node=rollout.n_gpus_per_node)
     is_separate = not config.actor_rollout_ref.get("hybrid_engine", True) or rollout.disaggregation.enabled
     started: dict[str, Any] = {}
-    if not is_separate and len(nodes) == like.nnodes == 1:
+    if not is_separate and len(nodes) == sample_replica.nnodes == 1:
         options: dict[str, Any] = {
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=nodes[0]["NodeID"], soft=False),
             "runtime_env": {"env_vars": dict.fromkeys(platform.ray_noset_envvars(), "1") | platform.rollout_env_vars()},
-            "max_concurrency": like.max_concurrency,
+            "max_concurrency": sample_replica.max_concurrency,
         }
-        kind = make_actor_class()
-        for rank in range(config.trainer.n_gpus_per_node // like.world_size):
-            name = f"{like._get_server_name_prefix()}server_{rank}_0"
-            started[name] = kind.options(name=name, **options).remote()
-    kind_of_replica: Any = partial(EarlyReplica, started=started)
-    RolloutReplicaRegistry.register("vllm", lambda: kind_of_replica)
+        actor_class = make_actor_class()
+        for rank in range(config.trainer.n_gpus_per_node // sample_replica.world_size):
+            name = f"{sample_replica._get_server_name_prefix()}server_{rank}_0"
+            started[name] = actor_class.options(name=name, **options).remote()
+    replica_class: Any = partial(EarlyReplica, started=started)
+    RolloutReplicaRegistry.register("vllm", lambda: replica_class)

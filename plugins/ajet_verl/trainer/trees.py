@@ -52,16 +52,16 @@ _NOT_COMPUTED = ("calculate_sum_pi_squared", "distillation_use_topk", "distillat
 @contextmanager
 def choose_engine(trees: bool) -> Iterator[None]:
     """Make verl create engines of the class TreeEngine while the block runs, if `trees` is true."""
-    before = os.environ.get(_VARIABLE)
+    earlier_vendor = os.environ.get(_VARIABLE)
     if trees:
         os.environ[_VARIABLE] = VENDOR
     try:
         yield
     finally:
-        if before is None:
+        if earlier_vendor is None:
             os.environ.pop(_VARIABLE, None)
         else:
-            os.environ[_VARIABLE] = before
+            os.environ[_VARIABLE] = earlier_vendor
 
 
 @EngineRegistry.register("language_model", ["fsdp", "fsdp2"], device=["cuda", "npu"], vendor=VENDOR)
@@ -88,28 +88,28 @@ class TreeEngine(FSDPEngineWithLMHead):
         """Initialize verl's engine, then test with the loaded weights whether the model supports packed rows."""
         super().initialize()
         model = getattr(self.module, "module", self.module)
-        before = model.config._attn_implementation
-        self.theirs = before
-        reason = "it sees images" if hasattr(model.config, "vision_config") else ""
-        if not reason:
+        model_attention = model.config._attn_implementation
+        self.theirs = model_attention
+        unsupported_reason = "it sees images" if hasattr(model.config, "vision_config") else ""
+        if not unsupported_reason:
             tree_attention.register_attention()
             ulysses.register_attention()
             with self.eval_mode():
-                reason = self._probe_model()
-        self.packed = not reason
-        set_attention(self.module, before if reason else self.attention)
-        if reason and self._is_misled:
+                unsupported_reason = self._probe_model()
+        self.packed = not unsupported_reason
+        set_attention(self.module, model_attention if unsupported_reason else self.attention)
+        if unsupported_reason and self._is_misled:
             raise ConfigError(
-                f"{type(model).__name__} does not support computing shared prefixes as trees ({reason}), and verl "
-                "splits rows only with flash attention.",
+                f"{type(model).__name__} does not support computing shared prefixes as trees ({unsupported_reason}), "
+                "and verl splits rows only with flash attention.",
                 where="ajet.trainer_common.ulysses_sequence_parallel_size",
-                expected=f"1 for this model, or a GPU with flash attention (it attends by {before})",
+                expected=f"1 for this model, or a GPU with flash attention (it attends by {model_attention})",
             )
-        if reason:
+        if unsupported_reason:
             logger.warning(
                 "{} does not support computing shared prefixes as trees, so rows are computed one by one ({})",
                 type(model).__name__,
-                reason,
+                unsupported_reason,
             )
         else:
             logger.info("{}: shared prefixes of rows are computed once", type(model).__name__)
@@ -143,43 +143,47 @@ class TreeEngine(FSDPEngineWithLMHead):
                 return verl_method(data, loss_function, forward_only)
         group, device = self.get_data_parallel_group(), get_device_id()
         data = data.to(device)
-        trained = data["loss_mask"].sum()
-        dist.all_reduce(trained, group=group)
+        trained_tokens = data["loss_mask"].sum()
+        dist.all_reduce(trained_tokens, group=group)
         ranks = self.get_data_parallel_size()
-        parts = self.ulysses_sequence_parallel_size
-        tu.assign_non_tensor(data, sp_size=parts, batch_num_tokens=trained.item(), dp_size=ranks)
+        ulysses_ranks = self.ulysses_sequence_parallel_size
+        tu.assign_non_tensor(data, sp_size=ulysses_ranks, batch_num_tokens=trained_tokens.item(), dp_size=ranks)
 
         samples = _build_samples(data)
-        passes = _plan_passes(samples, int(data["max_token_len_per_gpu"]) * parts)
+        passes = _plan_passes(samples, int(data["max_token_len_per_gpu"]) * ulysses_ranks)
         self.computed = sum(row.ids.size for row, _ in passes if row is not None)
-        most_passes = torch.tensor(len(passes), device=device)
-        dist.all_reduce(most_passes, op=dist.ReduceOp.MAX, group=group)
-        passes += [(None, [])] * (int(most_passes) - len(passes))  # every rank must join each pass
+        max_passes = torch.tensor(len(passes), device=device)
+        dist.all_reduce(max_passes, op=dist.ReduceOp.MAX, group=group)
+        passes += [(None, [])] * (int(max_passes) - len(passes))  # every rank must join each pass
         outputs: dict[str, list[Tensor]] = {}
         losses: list[float] = []
         metrics: dict[str, Any] = {}
-        keeps = forward_only or bool(tu.get_non_tensor_data(data, "return_model_output", False))
-        for number, (row, members) in enumerate(passes):
+        keeps_outputs = forward_only or bool(tu.get_non_tensor_data(data, "return_model_output", False))
+        for pass_index, (row, row_indices) in enumerate(passes):
             with (
                 torch.no_grad()
                 if forward_only
-                else self._gradient_sync_context(is_last_micro_batch=number == len(passes) - 1)
+                else self._gradient_sync_context(is_last_micro_batch=pass_index == len(passes) - 1)
             ):
-                micro = tu.index_select_tensor_dict(data, members) if members else None
+                micro_batch = tu.index_select_tensor_dict(data, row_indices) if row_indices else None
                 loss, output, pass_metrics = self._run_pass(
-                    row, micro, loss_function, [samples[index] for index in members]
+                    row, micro_batch, loss_function, [samples[index] for index in row_indices]
                 )
                 if not forward_only:
                     (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-            if micro is None:
+            if micro_batch is None:
                 continue
             losses.append(loss.item())
             append_to_dict(metrics, pass_metrics)
-            for name, values in output.items() if keeps else ():
-                each = outputs.setdefault(name, [torch.zeros(s.timeline.ids.size, device=device) for s in samples])
-                for index, part in zip(members, values.detach().unbind(), strict=True):
-                    each[index] = part
-        nested = {name: torch.nested.as_nested_tensor(each, layout=torch.jagged) for name, each in outputs.items()}
+            for name, values in output.items() if keeps_outputs else ():
+                row_values = outputs.setdefault(
+                    name, [torch.zeros(sample.timeline.ids.size, device=device) for sample in samples]
+                )
+                for index, values_of_row in zip(row_indices, values.detach().unbind(), strict=True):
+                    row_values[index] = values_of_row
+        nested = {
+            name: torch.nested.as_nested_tensor(row_values, layout=torch.jagged) for name, row_values in outputs.items()
+        }
         return {"model_output": nested, "loss": losses, "metrics": metrics}
 
     def _run_pass(
@@ -199,41 +203,46 @@ class TreeEngine(FSDPEngineWithLMHead):
         Returns:
             The loss, the outputs of each row, and the metrics of the loss function.
         """
-        plain = self._autocast_dtype == torch.float32
-        with nullcontext() if plain else torch.autocast(device_type=get_device_name(), dtype=self._autocast_dtype):
-            entropies = micro is not None and bool(tu.get_non_tensor_data(micro, "calculate_entropy", False))
+        is_float32 = self._autocast_dtype == torch.float32
+        with nullcontext() if is_float32 else torch.autocast(device_type=get_device_name(), dtype=self._autocast_dtype):
+            needs_entropy = micro is not None and bool(tu.get_non_tensor_data(micro, "calculate_entropy", False))
             temperature = 1.0 if micro is None else float(micro["temperature"])
 
-            def read(logits: Tensor, tokens: Tensor) -> Tensor:
+            def read_logits(logits: Tensor, tokens: Tensor) -> Tensor:
                 logprobs, entropy = token_logprobs(logits, tokens, temperature)
-                if entropies and torch.is_grad_enabled():
+                if needs_entropy and torch.is_grad_enabled():
                     entropy = entropy_from_logits(logits.float() / temperature)
                 return torch.stack([logprobs, entropy], -1)
 
-            of_targets, own_targets = self._read_targets(row, read)
-            idle = of_targets.sum() * 0.0
+            target_results, own_targets = self._read_targets(row, read_logits)
+            # Multiplied by 0, so that a pass without targets still takes part in the backward pass, as FSDP needs.
+            zero = target_results.sum() * 0.0
             if micro is None:
-                return idle, {}, {}
-            ends = np.cumsum([0, *(sample.timeline.ids.size for sample in samples)])
-            flat = torch.zeros(int(ends[-1]), device=idle.device)
-            output = {"log_probs": flat + idle if row is None else flat}
-            if entropies:
-                output["entropy"] = flat
+                return zero, {}, {}
+            row_offsets = np.cumsum([0, *(sample.timeline.ids.size for sample in samples)])
+            token_values = torch.zeros(int(row_offsets[-1]), device=zero.device)
+            output = {"log_probs": token_values + zero if row is None else token_values}
+            if needs_entropy:
+                output["entropy"] = token_values
             if row is not None:
                 # the target at `offset` is predicted by the token before it
-                places = torch.from_numpy(
-                    (ends[_rank_values(row.targets.sample)] + row.targets.offset - 1)[own_targets]
+                token_indices = torch.from_numpy(
+                    (row_offsets[_rank_values(row.targets.sample)] + row.targets.offset - 1)[own_targets]
                 )
-                places = places.to(idle.device)
-                output["log_probs"] = self._sum_over_parts(flat.index_put((places,), of_targets[:, 0]))
-                if entropies:
-                    output["entropy"] = self._sum_over_parts(flat.index_put((places,), of_targets[:, 1]))
-            offsets = torch.from_numpy(ends).to(idle.device)
-            nested = {name: torch.nested.nested_tensor_from_jagged(v, offsets) for name, v in output.items()}
+                token_indices = token_indices.to(zero.device)
+                output["log_probs"] = self._sum_over_parts(
+                    token_values.index_put((token_indices,), target_results[:, 0])
+                )
+                if needs_entropy:
+                    output["entropy"] = self._sum_over_parts(
+                        token_values.index_put((token_indices,), target_results[:, 1])
+                    )
+            offsets = torch.from_numpy(row_offsets).to(zero.device)
+            nested = {name: torch.nested.nested_tensor_from_jagged(values, offsets) for name, values in output.items()}
             if loss_function is None:
-                return idle, nested, {}
+                return zero, nested, {}
             loss, metrics = loss_function(model_output=nested, data=micro, dp_group=self.get_data_parallel_group())
-            return loss + idle if row is None else loss, nested, metrics
+            return loss + zero if row is None else loss, nested, metrics
 
     def _sum_over_parts(self, values: Tensor) -> Tensor:
         """Sum the values of targets over the ranks of a split row. A rank has zeros for the other ranks' targets."""
@@ -249,14 +258,16 @@ class TreeEngine(FSDPEngineWithLMHead):
         part = self._build_part(row)
         tokens = torch.from_numpy(part.tokens).to(get_device_id())
         head = self._output_head
-        rows = max(self.head_bytes // (4 * self._vocabulary), 1)
-        if not self._read_in_head or tokens.numel() <= rows:
+        # float32 logits have 4 bytes.
+        chunk_targets = max(self.head_bytes // (4 * self._vocabulary), 1)
+        if not self._read_in_head or tokens.numel() <= chunk_targets:
             return read(self._compute_logits(part), tokens), part.targets
-        with read_in_chunks(head, tokens, rows, read):
+        with read_in_chunks(head, tokens, chunk_targets, read):
             return self._compute_logits(part), part.targets
 
     @property
     def _output_head(self) -> Any:
+        """The module's output head, or None if the model names none."""
         return self.module.get_output_embeddings()
 
     def _build_part(self, row: PackedRow | None) -> RowPart:
@@ -298,20 +309,22 @@ class TreeEngine(FSDPEngineWithLMHead):
         The test compares random rows in one packed row with the model's eager forward pass over each row. If it fails
         on one rank, all ranks return a reason.
         """
-        rng = np.random.default_rng(0)
+        generator = np.random.default_rng(0)
         vocabulary = self.module.config.get_text_config().vocab_size
-        prefix, *ends = (rng.integers(0, vocabulary, size).astype(np.int32) for size in (12, 5, 21, 3, 40, 9))
-        texts = [np.concatenate([prefix, end]) for end in ends[:2]] + ends[2:]
+        prefix, *suffixes = (generator.integers(0, vocabulary, size).astype(np.int32) for size in (12, 5, 21, 3, 40, 9))
+        # The first two sequences share a prefix, so the packed row contains a tree.
+        sequences = [np.concatenate([prefix, suffix]) for suffix in suffixes[:2]] + suffixes[2:]
         samples = [
-            _build_sample(ids, np.arange(ids.size) > 0, 0 if number < 2 else number) for number, ids in enumerate(texts)
+            _build_sample(ids, np.arange(ids.size) > 0, 0 if number < 2 else number)
+            for number, ids in enumerate(sequences)
         ]
         (row,) = pack(samples, 1000)
         reason, device = "", get_device_id()
         windows: dict[int, int | None] = {}
         with torch.no_grad():
             with use_attention(self.module, EAGER):
-                inputs = [torch.from_numpy(ids).to(device, torch.int64)[None] for ids in texts]
-                plain = [self.module(input_ids=ids, use_cache=False).logits[0] for ids in inputs]
+                inputs = [torch.from_numpy(ids).to(device, torch.int64)[None] for ids in sequences]
+                expected_logits = [self.module(input_ids=ids, use_cache=False).logits[0] for ids in inputs]
             with use_attention(self.module, self.attention):
                 part, head_output = self._build_part(row), HeadOutput(self._output_head)
                 try:
@@ -320,9 +333,9 @@ class TreeEngine(FSDPEngineWithLMHead):
                     return str(error)
                 finally:
                     head_output.close()
-        own_targets, by_itself = part.targets, is_gathered_alone(self._output_head)
-        self._read_in_head = head_output.is_all(tree_logits[None]) and not by_itself
-        if by_itself:
+        own_targets, is_head_gathered_alone = part.targets, is_gathered_alone(self._output_head)
+        self._read_in_head = head_output.is_all(tree_logits[None]) and not is_head_gathered_alone
+        if is_head_gathered_alone:
             logger.warning(
                 "FSDP gathers weights of the output head in each pass (for example an adapter's), so the logits "
                 "of a pass are computed all at once; strategy: fsdp2, or target_modules without the head, needs "
@@ -330,18 +343,18 @@ class TreeEngine(FSDPEngineWithLMHead):
             )
         self._vocabulary = tree_logits.shape[-1]
         targets = zip(row.targets.sample[own_targets].tolist(), row.targets.offset[own_targets].tolist(), strict=True)
-        foretold = [plain[sample][offset - 1] for sample, offset in targets]
+        target_logits = [expected_logits[sample][offset - 1] for sample, offset in targets]
         expected = (
-            torch.stack(foretold) if foretold else tree_logits[:0]
+            torch.stack(target_logits) if target_logits else tree_logits[:0]
         )  # with many ranks, the last ranks have only padding
         reason = explain_unseen_masks(self.module, windows)
         if tree_logits.shape != expected.shape:
             reason = "its forward pass cannot be limited to the positions whose logits are needed"
         elif not reason and not logits_match(tree_logits, expected, self._autocast_dtype):
             reason = "its layers keep a recurrent state, or use an attention of their own"
-        differs = torch.tensor(int(bool(reason)), device=device)
-        dist.all_reduce(differs, op=dist.ReduceOp.MAX)
-        return reason or ("another process found the reason" if int(differs) else "")
+        any_rank_failed = torch.tensor(int(bool(reason)), device=device)
+        dist.all_reduce(any_rank_failed, op=dist.ReduceOp.MAX)
+        return reason or ("another process found the reason" if int(any_rank_failed) else "")
 
 
 def _plan_passes(samples: Sequence[Sample], budget: int) -> list[tuple[PackedRow | None, list[int]]]:
@@ -371,9 +384,9 @@ def _build_samples(data: TensorDict) -> list[Sample]:
     """Convert verl's rows to samples for `pack`, which scores the tokens in each row's response mask."""
     rows = [ids.cpu().numpy().astype(np.int32) for ids in data["input_ids"].unbind()]
     masks = []
-    for ids, counted in zip(rows, data["response_mask"].unbind(), strict=True):
+    for ids, response_mask in zip(rows, data["response_mask"].unbind(), strict=True):
         mask = np.zeros(ids.size, np.bool_)
-        mask[ids.size - counted.numel() :] = counted.cpu().numpy().astype(np.bool_)
+        mask[ids.size - response_mask.numel() :] = response_mask.cpu().numpy().astype(np.bool_)
         masks.append(mask)
     families = _find_families(rows, masks)
     return [_build_sample(ids, mask, family) for ids, mask, family in zip(rows, masks, families, strict=True)]
@@ -391,17 +404,23 @@ def _find_families(rows: Sequence[Ids], masks: Sequence[Any]) -> list[int]:
     """
     order = sorted(range(len(rows)), key=lambda index: rows[index].tobytes())
     families, family = [0] * len(rows), 0
-    for before, index in zip(order, order[1:], strict=False):
-        size = min(rows[before].size, rows[index].size)
-        differ = rows[before][:size] != rows[index][:size]
-        shared = int(differ.argmax()) if differ.any() else size
-        prompt = min(int(masks[row].argmax()) for row in (before, index))
-        family += 2 * shared < prompt or not shared
+    for previous, index in zip(order, order[1:], strict=False):
+        size = min(rows[previous].size, rows[index].size)
+        is_different = rows[previous][:size] != rows[index][:size]
+        shared_tokens = int(is_different.argmax()) if is_different.any() else size
+        shorter_prompt = min(int(masks[row].argmax()) for row in (previous, index))
+        family += 2 * shared_tokens < shorter_prompt or not shared_tokens
         families[index] = family
     return families
 
 
 def _build_sample(ids: Ids, mask: Any, family: int) -> Sample:
+    """Wrap a token sequence as a sample for `pack`, with empty names and log-probabilities of 0.
+
+    Args:
+        mask: True at the tokens to score, [T].
+        family: only samples of one family may share a prefix in a packed row.
+    """
     zeros = np.zeros(ids.size, np.float32)
     timeline = Timeline(0, "", "", ids, mask, zeros, zeros, np.zeros(ids.size, np.int32), ())
     return Sample(timeline, "", family, zeros, 1.0)

@@ -104,7 +104,8 @@ def split_tree_attention(
     # With fewer key heads than ranks, each rank must get a head after the exchange: repeat them.
     if (copies := ranks // key.shape[1]) > 1:
         key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
-    q, k, v = (gather_seq_scatter_heads(each, 2, 1, group=group) for each in (query, key, value))
+    # [1, heads, own tokens, d] becomes [1, own heads, tokens, d]; dimension 2 is gathered, dimension 1 is split.
+    q, k, v = (gather_seq_scatter_heads(states, 2, 1, group=group) for states in (query, key, value))
     sinks = None if s_aux is None else s_aux.chunk(ranks)[dist.get_rank(group)]
     output, _ = tree_attention(module, q, k, v, attention_mask, trees=trees, s_aux=sinks, **keywords)
     return gather_heads_scatter_seq(output, 2, 1, group=group), None

@@ -39,10 +39,15 @@ class LinearTraining(TrainingWorker):
         super().reset()
 
     def _build_schedule(self, optimizer: Any) -> LambdaLR:
-        optim: Any = self.optimizer_config
-        total = optim.total_training_steps
-        warmup = optim.lr_warmup_steps if optim.lr_warmup_steps > 0 else int(optim.lr_warmup_steps_ratio * total)
-        schedule = LearningRateSchedule(1.0, "linear", warmup, optim.min_lr_ratio or 0.0, total)
+        """Build the linear schedule from verl's optimizer settings, as factors of the learning rate."""
+        optimizer_config: Any = self.optimizer_config
+        total_steps = optimizer_config.total_training_steps
+        warmup_steps = (
+            optimizer_config.lr_warmup_steps
+            if optimizer_config.lr_warmup_steps > 0
+            else int(optimizer_config.lr_warmup_steps_ratio * total_steps)
+        )
+        schedule = LearningRateSchedule(1.0, "linear", warmup_steps, optimizer_config.min_lr_ratio or 0.0, total_steps)
         return LambdaLR(optimizer, lambda step: schedule.rate_at(step))
 
 
@@ -53,19 +58,19 @@ class _WorkerMixin:
     def init_model(self) -> None:
         """Build verl's model, with shared prefixes computed once and with checked fused attention if configured."""
         worker: Any = self
-        trees, fused = bool(worker.config.get(TREES)), is_fused_requested(worker.config)
-        if trees:
+        uses_trees, uses_fused_attention = bool(worker.config.get(TREES)), is_fused_requested(worker.config)
+        if uses_trees:
             from ajet_verl.trainer.trees import choose_engine
-        if fused:
+        if uses_fused_attention:
             replace_unsupported(worker.config)
-        with choose_engine(trees) if trees else nullcontext():
+        with choose_engine(uses_trees) if uses_trees else nullcontext():
             super().init_model()  # type: ignore[misc]
-        for inner in (worker.actor, worker.ref):
-            if inner is None:
+        for training_worker in (worker.actor, worker.ref):
+            if training_worker is None:
                 continue
-            return_image_features(inner.engine.module)
-            if fused:
-                check_attention(inner.engine)
+            return_image_features(training_worker.engine.module)
+            if uses_fused_attention:
+                check_attention(training_worker.engine)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[attr-defined]
     def pass_step(self) -> None:
@@ -142,6 +147,7 @@ def return_image_features(model: nn.Module) -> None:
 
 
 def _take_features(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> Tensor:
+    """Forward hook of a vision tower: return its features as a tensor, whether it wraps them in an object or not."""
     features: Tensor = getattr(output, "pooler_output", output)
     return features
 
@@ -175,12 +181,12 @@ def replace_unsupported(config: DictConfig) -> None:
     model = config.model
     folder = copy_to_local(model.get("hf_config_path") or model.path, use_shm=model.get("use_shm", False))
     hf_config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=model.get("trust_remote_code", False))
-    kind = get_hf_auto_model_class(hf_config=hf_config)._model_mapping.get(type(hf_config), None)
-    if getattr(kind, "_supports_sdpa", True):
+    model_class = get_hf_auto_model_class(hf_config=hf_config)._model_mapping.get(type(hf_config), None)
+    if getattr(model_class, "_supports_sdpa", True):
         return
     with open_dict(model.override_config):
         model.override_config.attn_implementation = EAGER
-    logger.info("{} has no fused attention: using transformers' eager attention", kind.__name__)
+    logger.info("{} has no fused attention: using transformers' eager attention", model_class.__name__)
 
 
 def check_attention(engine: Any) -> None:
@@ -222,17 +228,17 @@ def _compute_logits(engine: Any) -> Tensor:
     from verl.utils.device import get_device_id
 
     config = engine.module.config
-    rng, vocabulary = np.random.default_rng(0), config.get_text_config().vocab_size
+    generator, vocabulary = np.random.default_rng(0), config.get_text_config().vocab_size
     ids = torch.zeros(len(LENGTHS), max(LENGTHS), dtype=torch.int64)
     attention_mask = torch.zeros(ids.shape, dtype=torch.bool)
     for row, length in enumerate(LENGTHS):
-        ids[row, :length] = torch.from_numpy(rng.integers(0, vocabulary, length))
+        ids[row, :length] = torch.from_numpy(generator.integers(0, vocabulary, length))
         attention_mask[row, :length] = True
-    places = torch.arange(ids.shape[1]).expand(ids.shape) * attention_mask
+    position_ids = torch.arange(ids.shape[1]).expand(ids.shape) * attention_mask
     if hasattr(config, "vision_config"):
-        places = places.expand(4, *places.shape)  # text positions are equal in each dimension
+        position_ids = position_ids.expand(4, *position_ids.shape)  # text positions are equal in each dimension
     device = get_device_id()
-    inputs = {"input_ids": ids, "attention_mask": attention_mask, "position_ids": places}
+    inputs = {"input_ids": ids, "attention_mask": attention_mask, "position_ids": position_ids}
     output = engine.module(**{name: value.to(device) for name, value in inputs.items()}, use_cache=False)
     logits: Tensor = output.logits
     return logits[attention_mask.to(logits.device)]
