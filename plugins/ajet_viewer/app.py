@@ -111,7 +111,7 @@ class Views:
         # Episodes are read here only for these runs, since reading all of them takes long.
         table = self.table(name)
         table.read_new_rows(0.0)
-        failed = sum(1 for found, _ in table.rows() if found["failure"])
+        failed = sum(1 for episode_row, _ in table.rows() if episode_row["failure"])
         return {**row, "failed": failed, "log": read_log_end(folder)}
 
     def live(self, name: str) -> dict[str, Any]:
@@ -184,6 +184,11 @@ class Views:
         return self._tables.setdefault(folder, EpisodeTable(folder))
 
     def _find_episode(self, name: str, uuid: str) -> tuple[dict[str, Any], EpisodeLinePlace]:
+        """Return an episode's row and the place of its line. Unread files are read before an episode counts as missing.
+
+        Raises:
+            MissingError: the run has no such episode.
+        """
         table = self.table(name)
         if table.find(uuid) is None:
             table.read_new_rows(wait=None)
@@ -193,8 +198,10 @@ class Views:
         return row_and_place
 
     def _load_speller(self, name: str) -> Spell | None:
+        """Return the function that spells a run's token ids, or None without a tokenizer, which is loaded once."""
         folder = self.library.path(name)
-        with self._spell_lock:  # several requests at once ask for the first tokens of a run
+        # Several requests at once ask for the first tokens of a run; only one of them may load its tokenizer.
+        with self._spell_lock:
             if folder not in self._spell_of_run:
                 self._spell_of_run[folder] = self._spell_for(folder)
             return self._spell_of_run[folder]
@@ -209,7 +216,8 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
         key: secret token that each request must have, or None.
     """
 
-    def admitted(request: Request) -> Response | None:
+    def find_refusal(request: Request) -> Response | None:
+        """Return an error response for a request from another host name or without the viewer's token, or None."""
         if hosts and request.headers.get("host", "") not in hosts:
             return _make_error(403, "The viewer answers only at its own address.")
         if key is not None:
@@ -218,11 +226,14 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
                 return _make_error(401, "This viewer needs its token: open the printed address.")
         return None
 
-    def answering(work: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        async def answer(request: Request) -> Response:
-            refused = admitted(request)
-            if refused is not None:
-                return refused
+    def make_handler(work: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        """Return a request handler that runs `work` in a thread and sends its result as JSON, its errors as status
+        codes."""
+
+        async def handle(request: Request) -> Response:
+            refusal = find_refusal(request)
+            if refusal is not None:
+                return refusal
             try:
                 content = await run_in_threadpool(work, request)
                 if isinstance(content, Response):
@@ -242,33 +253,37 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
             except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
                 return _make_error(422, f"This record cannot be read: {type(error).__name__}: {str(error)[:300]}")
 
-        return answer
+        return handle
 
-    def page(request: Request) -> Response:
+    def serve_page(request: Request) -> Response:
+        """Serve the page, and store the viewer's token in a cookie for the page's own requests."""
         response = _serve_file(PAGE / "index.html")
         if key is not None:
             response.set_cookie(_name_cookie(request), key, httponly=True, samesite="strict")
         return response
 
-    def own_file(request: Request) -> Response:
+    def serve_own_file(request: Request) -> Response:
+        """Serve a file of the page's folder. Only names found by listing the folder are opened."""
         file_name = request.path_params["file"]
         page_files = {str(path.relative_to(PAGE)): path for path in PAGE.rglob("*") if path.is_file()}
         if file_name not in page_files:
             raise MissingError(f"There is no file {file_name}.")
         return _serve_file(page_files[file_name])
 
-    def raw(request: Request) -> Response:
+    def serve_raw_episode(request: Request) -> Response:
+        """Serve an episode's JSON line as a download."""
         name, uuid = request.path_params["run"], request.path_params["uuid"]
         headers = {**HEADERS, "content-disposition": f'attachment; filename="{_clean_file_name(uuid)}.json"'}
         return Response(views.raw(name, uuid), media_type="application/json", headers=headers)
 
-    async def notes(request: Request) -> Response:
-        refused = admitted(request) or _refuse_foreign_page(request)
-        if refused is not None:
-            return refused
+    async def put_notes(request: Request) -> Response:
+        """Replace a run's notes by the request's body, which is read up to MOST_BYTES only."""
+        refusal = find_refusal(request) or _refuse_foreign_page(request)
+        if refusal is not None:
+            return refusal
         body = b""
-        async for piece in request.stream():
-            body += piece
+        async for chunk in request.stream():
+            body += chunk
             if len(body) > MOST_BYTES:
                 return _make_error(413, f"A note has at most {MOST_BYTES:,} bytes.")
 
@@ -277,45 +292,52 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
                 note = parse_object(body)
             except ValueError as error:
                 raise NoteError(str(error)) from error
-            return views.save_notes(run_of(request), note)
+            return views.save_notes(get_run_name(request), note)
 
-        answer: Response = await answering(work)(request)
-        return answer
+        handle: Response = await make_handler(work)(request)
+        return handle
 
-    def number(request: Request, name: str, default: int) -> int:
+    def read_number(request: Request, name: str, default: int) -> int:
+        """Return an integer parameter of the address, or the default without it."""
         text = request.query_params.get(name, "")
         return parse_integer(name, text) if text else default
 
-    def conditions(request: Request) -> dict[str, str]:
+    def read_conditions(request: Request) -> dict[str, str]:
+        """Return the conditions of the episode table in the address, without the viewer's token."""
         return {name: value for name, value in request.query_params.items() if name != "token"}
 
-    def tokens(request: Request) -> Any:
-        start = number(request, "start", 0)
-        stop = number(request, "stop", start + episode_page.PIECE)
+    def serve_tokens(request: Request) -> Any:
+        """Return a part of an episode's tokens, as selected by `line`, `start` and `stop` in the address."""
+        start = read_number(request, "start", 0)
+        stop = read_number(request, "stop", start + episode_page.PIECE)
         return views.tokens(
-            request.path_params["run"], request.path_params["uuid"], number(request, "line", 0), start, stop
+            request.path_params["run"], request.path_params["uuid"], read_number(request, "line", 0), start, stop
         )
 
-    def run_of(request: Request) -> str:
+    def get_run_name(request: Request) -> str:
+        """Return the name of the requested run."""
         return str(request.path_params["run"])
 
     routes: list[tuple[str, Callable[[Request], Any]]] = [
-        ("/", page),
-        ("/page/{file:path}", own_file),
+        ("/", serve_page),
+        ("/page/{file:path}", serve_own_file),
         ("/api/runs", lambda request: views.runs()),
-        ("/api/live/{run:path}", lambda request: views.live(run_of(request))),
-        ("/api/metrics/{run:path}", lambda request: views.metrics(run_of(request), number(request, "start", 0))),
-        ("/api/config/{run:path}", lambda request: views.config(run_of(request))),
-        ("/api/rewards/{run:path}", lambda request: views.rewards(run_of(request))),
-        ("/api/tasks/{run:path}", lambda request: views.tasks(run_of(request))),
-        ("/api/episodes/{run:path}", lambda request: views.episodes(run_of(request), conditions(request))),
-        ("/api/episode/{uuid}/of/{run:path}", lambda request: views.episode(run_of(request), _get_uuid(request))),
-        ("/api/tokens/{uuid}/of/{run:path}", tokens),
-        ("/api/raw/{uuid}/of/{run:path}", raw),
-        ("/api/run/{run:path}", lambda request: views.run(run_of(request))),
+        ("/api/live/{run:path}", lambda request: views.live(get_run_name(request))),
+        (
+            "/api/metrics/{run:path}",
+            lambda request: views.metrics(get_run_name(request), read_number(request, "start", 0)),
+        ),
+        ("/api/config/{run:path}", lambda request: views.config(get_run_name(request))),
+        ("/api/rewards/{run:path}", lambda request: views.rewards(get_run_name(request))),
+        ("/api/tasks/{run:path}", lambda request: views.tasks(get_run_name(request))),
+        ("/api/episodes/{run:path}", lambda request: views.episodes(get_run_name(request), read_conditions(request))),
+        ("/api/episode/{uuid}/of/{run:path}", lambda request: views.episode(get_run_name(request), _get_uuid(request))),
+        ("/api/tokens/{uuid}/of/{run:path}", serve_tokens),
+        ("/api/raw/{uuid}/of/{run:path}", serve_raw_episode),
+        ("/api/run/{run:path}", lambda request: views.run(get_run_name(request))),
     ]
-    writing = Route("/api/notes/{run:path}", notes, methods=["PUT"])
-    return Starlette(routes=[*(Route(path, answering(work), methods=["GET"]) for path, work in routes), writing])
+    notes_route = Route("/api/notes/{run:path}", put_notes, methods=["PUT"])
+    return Starlette(routes=[*(Route(path, make_handler(work), methods=["GET"]) for path, work in routes), notes_route])
 
 
 def _refuse_foreign_page(request: Request) -> Response | None:
@@ -323,10 +345,10 @@ def _refuse_foreign_page(request: Request) -> Response | None:
 
     A foreign page may send the viewer's cookie along (cookies ignore ports), but cannot forge the origin or send JSON.
     """
-    origin, kind = request.headers.get("origin", ""), request.headers.get("content-type", "")
+    origin, content_type = request.headers.get("origin", ""), request.headers.get("content-type", "")
     if origin.partition("://")[2] != request.headers.get("host", "") or not origin:
         return _make_error(403, "Notes can be changed only from the viewer's own page.")
-    if kind.partition(";")[0].strip().lower() != "application/json":
+    if content_type.partition(";")[0].strip().lower() != "application/json":
         return _make_error(415, "Notes must be sent as application/json.")
     return None
 
@@ -340,19 +362,23 @@ def _name_cookie(request: Request) -> str:
 
 
 def _get_uuid(request: Request) -> str:
+    """Return the uuid of the requested episode."""
     return str(request.path_params["uuid"])
 
 
 def _serve_file(path: Path) -> Response:
-    kind = mimetypes.guess_type(path.name)[0] or "text/plain"
-    return Response(path.read_bytes(), media_type=kind, headers=HEADERS)
+    """Return a file as a response, with its content type and the page's security headers."""
+    content_type = mimetypes.guess_type(path.name)[0] or "text/plain"
+    return Response(path.read_bytes(), media_type=content_type, headers=HEADERS)
 
 
 def _make_error(status: int, message: str) -> Response:
+    """Return an error as JSON, with the page's security headers."""
     return JSONResponse({"error": message}, status_code=status, headers=HEADERS)
 
 
 def _clean_file_name(name: str) -> str:
+    """Return the letters of a name that are safe in a file name, or "episode" if none remains."""
     return "".join(letter for letter in name if letter.isalnum() or letter in "-_") or "episode"
 
 

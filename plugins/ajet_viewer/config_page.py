@@ -44,6 +44,7 @@ def flatten_tree(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _read_origins(path: Path) -> dict[str, str]:
+    """Return the origin of each key in origins.json, or {} if the file is missing or damaged."""
     try:
         return {key: str(origin) for key, origin in read_json(path).items()}
     except (OSError, ValueError, AttributeError):
@@ -51,6 +52,7 @@ def _read_origins(path: Path) -> dict[str, str]:
 
 
 def _read_tree(path: Path) -> dict[str, Any]:
+    """Return the settings of a resolved.yaml, or {} if it cannot be parsed."""
     try:
         return read_recorded_tree(path)
     except ConfigError:
@@ -58,6 +60,7 @@ def _read_tree(path: Path) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
+    """Return the text of a recorded file, or "" if it cannot be read."""
     try:
         return read_record_file(path, MOST_BYTES).decode(errors="replace")
     except OSError:

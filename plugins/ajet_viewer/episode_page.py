@@ -87,6 +87,7 @@ def build_episode_page(episode: Episode, outcome: Outcome = NO_OUTCOME, *, step:
 
 
 def _encode_call(call: Call) -> dict[str, Any]:
+    """Return a model call as JSON values, with numbers of tokens instead of their ids."""
     return {
         "index": call.index,
         "agent": call.agent,
@@ -125,9 +126,11 @@ def list_token_lines(episode: Episode) -> list[Timeline]:
     lines = []
     for call in (episode.calls[number] for number in leaf_calls(episode.calls)):
         ids = full_ids(episode.calls, call.index)
-        none, zeros = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
+        no_mask, zeros = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
         lines.append(
-            Timeline(call.index, call.agent, call.target, ids, none, zeros, zeros, np.full(len(ids), -1, np.int32), ())
+            Timeline(
+                call.index, call.agent, call.target, ids, no_mask, zeros, zeros, np.full(len(ids), -1, np.int32), ()
+            )
         )
     return lines
 
@@ -143,17 +146,17 @@ def build_token_window(
         spell: returns the text of token ids, or None if no tokenizer is available; `text` is None then.
         limit: maximum number of tokens.
     """
-    part = slice(max(start, 0), min(stop, start + limit, len(timeline.ids)))
-    ids = timeline.ids[part].tolist()
+    window = slice(max(start, 0), min(stop, start + limit, len(timeline.ids)))
+    ids = timeline.ids[window].tolist()
     return {
-        "start": part.start,
+        "start": window.start,
         "ids": ids,
         "text": spell(ids) if spell is not None else None,
-        "mask": timeline.mask[part].astype(int).tolist(),
-        "logprobs": [round(float(value), 5) for value in timeline.logprobs[part]],
-        "unit": [round(float(value), 5) for value in timeline.logprobs_unit[part]],
-        "versions": timeline.versions[part].tolist(),
-        "borders": find_borders(episode, timeline, part.start, part.stop),
+        "mask": timeline.mask[window].astype(int).tolist(),
+        "logprobs": [round(float(value), 5) for value in timeline.logprobs[window]],
+        "unit": [round(float(value), 5) for value in timeline.logprobs_unit[window]],
+        "versions": timeline.versions[window].tolist(),
+        "borders": find_borders(episode, timeline, window.start, window.stop),
     }
 
 
@@ -168,16 +171,16 @@ def find_borders(episode: Episode, timeline: Timeline, start: int, stop: int) ->
         {at: index of the token, call: index of the call, what: "prompt" or "reply"}, in ascending order.
     """
     borders: list[dict[str, Any]] = []
-    index: int | None = timeline.leaf
-    last = len(timeline.ids)
+    call_index: int | None = timeline.leaf
+    end = len(timeline.ids)
     # Walk from the last call to the first: each shares the first `prefix` tokens with its parent call.
-    while index is not None and start < stop and last > start:
-        call = episode.calls[index]
-        reply = call.prefix + len(call.suffix_ids)
-        for position, kind in ((reply, "reply"), (call.prefix, "prompt")):
-            if position < last and start <= position < stop:
-                borders.append({"at": position, "call": index, "what": kind})
-        last, index = call.prefix, call.parent
+    while call_index is not None and start < stop and end > start:
+        call = episode.calls[call_index]
+        reply_start = call.prefix + len(call.suffix_ids)
+        for position, border_kind in ((reply_start, "reply"), (call.prefix, "prompt")):
+            if position < end and start <= position < stop:
+                borders.append({"at": position, "call": call_index, "what": border_kind})
+        end, call_index = call.prefix, call.parent
     return borders[::-1]
 
 

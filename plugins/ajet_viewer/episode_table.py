@@ -33,6 +33,8 @@ class EpisodeLinePlace:
 
 @dataclass(slots=True)
 class _EpisodeFile:
+    """An episode file and the rows read from it so far."""
+
     path: Path
     step: int
     split: str
@@ -92,6 +94,7 @@ class EpisodeTable:
             return sum(file.damaged for file in self._files.values())
 
     def _read_all(self) -> None:
+        """Read the new rows of all changed files, newest step first. Runs in the background thread."""
         try:
             paths = {name: self.folder / name for name in list_record_folder(self.folder) if NAME.fullmatch(name)}
         except OSError:
@@ -103,15 +106,16 @@ class EpisodeTable:
                 match = NAME.fullmatch(name)
                 if name not in self._files and match:
                     self._files[name] = _EpisodeFile(path, int(match[1]), match[2] or "train")
-            todo = sorted(self._files.values(), key=lambda file: file.step, reverse=True)
-        stale = [file for file in todo if _has_changed(file)]
-        self.pending = len(stale)
-        for file in stale:
+            newest_first = sorted(self._files.values(), key=lambda file: file.step, reverse=True)
+        changed_files = [file for file in newest_first if _has_changed(file)]
+        self.pending = len(changed_files)
+        for file in changed_files:
             _read_new_lines(file)
             self.pending -= 1
 
 
 def _has_changed(file: _EpisodeFile) -> bool:
+    """True if a file was replaced, or has another size than what was read of it."""
     try:
         status = file.path.lstat()
     except OSError:
@@ -120,6 +124,10 @@ def _has_changed(file: _EpisodeFile) -> bool:
 
 
 def _read_new_lines(file: _EpisodeFile) -> None:
+    """Read the complete lines that were appended to an episode file, and add their rows.
+
+    A cut or replaced file is read from its start. A line that is no episode is counted in `damaged`.
+    """
     try:
         with open_record_file(file.path) as stream:
             status = os.fstat(stream.fileno())
@@ -144,9 +152,9 @@ def _read_new_lines(file: _EpisodeFile) -> None:
                 except (ValueError, KeyError, TypeError, AttributeError):
                     file.damaged += 1
     except RecordFileError:
-        about = file.path.lstat()  # the file is read again only after it was replaced or changed
-        file.inode = about.st_ino
-        file.end = about.st_size
+        status = file.path.lstat()  # the file is read again only after it was replaced or changed
+        file.inode = status.st_ino
+        file.end = status.st_size
         file.rows = []
         file.damaged = 1
     except OSError:
@@ -188,8 +196,8 @@ def build_table_row(line: dict[str, Any], step: int) -> dict[str, Any]:
         "started": line.get("started", 0.0),
         "seconds": line.get("ended", 0.0) - line.get("started", 0.0),
     }
-    for name, kind in _KINDS.items():
-        if not isinstance(row[name], kind):
+    for name, required_type in _KINDS.items():
+        if not isinstance(row[name], required_type):
             raise TypeError(f"{name} is a {type(row[name]).__name__}")
     return row
 

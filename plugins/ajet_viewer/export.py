@@ -37,12 +37,12 @@ def build_frozen_page(views: Views, name: str, spell: Spell | None) -> str:
     """
     table = views.table(name)
     table.read_new_rows(wait=None)
-    everything = list(table.rows())
+    all_rows = list(table.rows())
     rows: list[dict[str, Any]] = []
-    pages: dict[str, Any] = {}
-    tokens: dict[str, list[dict[str, Any]]] = {}
+    page_by_uuid: dict[str, Any] = {}
+    tokens_by_uuid: dict[str, list[dict[str, Any]]] = {}
     token_budget, damaged = MOST_TOKENS, 0
-    for row, line_place in everything:
+    for row, line_place in all_rows:
         try:
             episode, outcome = episode_page.read_episode(line_place)
         except (UserError, OSError, ValueError):
@@ -50,21 +50,24 @@ def build_frozen_page(views: Views, name: str, spell: Spell | None) -> str:
             continue
         lines = episode_page.list_token_lines(episode)
         page = episode_page.build_episode_page(episode, outcome, step=row["step"])
-        images = image_characters([page["messages"], page["task"]]) // TOKEN_BYTES
-        before, token_budget = token_budget, token_budget - sum(len(line.ids) for line in lines) - images
+        image_tokens = image_characters([page["messages"], page["task"]]) // TOKEN_BYTES
+        remaining_budget, token_budget = (
+            token_budget,
+            token_budget - sum(len(line.ids) for line in lines) - image_tokens,
+        )
         if token_budget < 0 and rows:
             break
         rows.append(row)
-        pages[row["uuid"]] = page
-        tokens[row["uuid"]] = []
+        page_by_uuid[row["uuid"]] = page
+        tokens_by_uuid[row["uuid"]] = []
         # The first episode is exported in any case, with as many tokens as there is room for.
         for line in lines:
-            token_count = min(len(line.ids), max(0, before))
-            before -= token_count
-            tokens[row["uuid"]].append(
+            token_count = min(len(line.ids), max(0, remaining_budget))
+            remaining_budget -= token_count
+            tokens_by_uuid[row["uuid"]].append(
                 episode_page.build_token_window(episode, line, 0, token_count, spell, limit=token_count)
             )
-    left_out = len(everything) - len(rows) - damaged
+    left_out = len(all_rows) - len(rows) - damaged
     notes = ["a copy"]
     notes += [f"{left_out} older episodes are not in it"] if left_out else []
     notes += [f"{damaged} damaged episodes are not in it"] if damaged else []
@@ -77,29 +80,37 @@ def build_frozen_page(views: Views, name: str, spell: Spell | None) -> str:
         "episodes": rows,
         "tasks": views.tasks(name),
         "rewards": views.rewards(name),
-        "pages": pages,
-        "tokens": tokens,
+        "pages": page_by_uuid,
+        "tokens": tokens_by_uuid,
     }
     return _assemble_page(strict_json(data))
 
 
 def _assemble_page(data: str) -> str:
-    chart, page = (PAGE / "vendor" / "uplot.js").read_text(), bundle_scripts()
+    """Insert styles, scripts and data into the page's HTML.
+
+    The content security policy allows only these scripts and styles, by hash, and no network connection.
+
+    Args:
+        data: the run's data as JSON.
+    """
+    chart_script, page_script = (PAGE / "vendor" / "uplot.js").read_text(), bundle_scripts()
     style = (PAGE / "vendor" / "uplot.css").read_text() + (PAGE / "style.css").read_text()
     policy = (
-        f"default-src 'none'; script-src {_hash_script(chart)} {_hash_script(page)}; "
+        f"default-src 'none'; script-src {_hash_script(chart_script)} {_hash_script(page_script)}; "
         f"style-src {_hash_script(style)}; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    text = (PAGE / "index.html").read_text()
-    text = re.sub(r'<link rel="stylesheet"[^>]*>\n', "", text)
-    text = re.sub(r"<script[^>]*></script>\n", "", text)
-    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n</head>'
-    harmless = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    body = (
-        f'<script type="application/json" id="frozen">{harmless}</script>\n'
-        f'<script>{chart}</script>\n<script type="module">{page}</script>\n</body>'
+    html_text = (PAGE / "index.html").read_text()
+    html_text = re.sub(r'<link rel="stylesheet"[^>]*>\n', "", html_text)
+    html_text = re.sub(r"<script[^>]*></script>\n", "", html_text)
+    head_end = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n</head>'
+    # The data must not end its script element, and U+2028 and U+2029 are line ends in JavaScript.
+    escaped_data = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    body_end = (
+        f'<script type="application/json" id="frozen">{escaped_data}</script>\n'
+        f'<script>{chart_script}</script>\n<script type="module">{page_script}</script>\n</body>'
     )
-    return text.replace("</head>", head).replace("</body>", body)
+    return html_text.replace("</head>", head_end).replace("</body>", body_end)
 
 
 def bundle_scripts() -> str:
@@ -107,23 +118,25 @@ def bundle_scripts() -> str:
 
     Each module stands after those that it imports, without import and export statements.
     """
-    order: list[str] = []
+    ordered_names: list[str] = []
 
-    def visit(name: str) -> None:
-        if name in order or name in visiting:
+    def add_module(name: str) -> None:
+        """Add the modules that a module imports, then the module."""
+        if name in ordered_names or name in visited:
             return
-        visiting.add(name)
+        visited.add(name)
         for imported in re.findall(r'from "\./([\w.]+)";', (PAGE / name).read_text()):
-            visit(imported)
-        order.append(name)
+            add_module(imported)
+        ordered_names.append(name)
 
-    visiting: set[str] = set()
-    visit("app.js")
-    parts = [_IMPORT.sub("", (PAGE / name).read_text()) for name in order]
-    return "\n".join(re.sub(r"^export ", "", part, flags=re.MULTILINE) for part in parts)
+    visited: set[str] = set()
+    add_module("app.js")
+    scripts = [_IMPORT.sub("", (PAGE / name).read_text()) for name in ordered_names]
+    return "\n".join(re.sub(r"^export ", "", script, flags=re.MULTILINE) for script in scripts)
 
 
 def _hash_script(text: str) -> str:
+    """Return the hash by which a content security policy allows a script or a style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

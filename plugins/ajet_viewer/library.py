@@ -100,6 +100,7 @@ class Library:
         return _build_row(self.root, folder, status, measured) | evaluation
 
     def _read_cached(self, folder: Path, name: str, read: Callable[[Path], T]) -> T:
+        """Return the parsed content of a run's file, from the cache if the file has not changed. `read` parses it."""
         path = folder / name
         stamp = _read_stamp(path)  # taken before the read, so that a file written meanwhile is read again
         cached = self._parsed_files.get(path)
@@ -112,12 +113,18 @@ class Library:
 
     def _may_name_run(self, name: str) -> bool:
         """True if a name is RUN, RUN/debug/NAME or RUN/eval/NAME, and does not lead out of the folder."""
-        parts = name.split("/")
-        has_run_form = len(parts) == 1 or (len(parts) == 3 and parts[1] in WITHIN)
-        spelled = "\0" not in name and not any(part in ("", ".", "..") for part in parts)
-        return has_run_form and spelled and self.only in (None, parts[0]) and self._is_inside(self.root / parts[0])
+        path_parts = name.split("/")
+        has_run_form = len(path_parts) == 1 or (len(path_parts) == 3 and path_parts[1] in WITHIN)
+        has_safe_parts = "\0" not in name and not any(part in ("", ".", "..") for part in path_parts)
+        return (
+            has_run_form
+            and has_safe_parts
+            and self.only in (None, path_parts[0])
+            and self._is_inside(self.root / path_parts[0])
+        )
 
     def _list_run_folders(self) -> Iterator[Path]:
+        """Yield the folders of all runs: those in the folder, and the debug, evaluation and prompt runs below them."""
         names = [self.only] if self.only is not None else [path.name for path in list_folders(self.root)]
         for name in names:
             folder = self.root / name
@@ -129,13 +136,14 @@ class Library:
                 yield from (path for path in list_folders(folder / kind) if self._is_inside(path) and _is_run(path))
 
     def _is_inside(self, folder: Path) -> bool:
-        base = (
-            self.root if self.only is None else (self.root / self.only).resolve()
-        )  # a run that was named may be a link
+        # The only run to show may itself be a link: the user named it.
+        """True if a folder lies in the library's folder, or in the only run to show, after links are followed."""
+        base = self.root if self.only is None else (self.root / self.only).resolve()
         return folder.resolve().is_relative_to(base)
 
 
 def _build_row(root: Path, folder: Path, status: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    """Build the row of a run for the run table."""
     return {
         "name": str(folder.relative_to(root)),
         "kind": status.get("kind", "train"),
@@ -156,14 +164,14 @@ def _build_row(root: Path, folder: Path, status: dict[str, Any], measured: dict[
 def _read_measures(folder: Path) -> dict[str, Any]:
     """Return the columns of the run table that come from metrics.jsonl."""
     values = read_last_values(folder / "metrics.jsonl", ROWS)
-    prefix = "debug" if values["train/reward"] is None else "train"
+    split_prefix = "debug" if values["train/reward"] is None else "train"
     return {
         **{name: values[name] for name in (*REWARDS, *NUMBERS)},
         "given": values["train/rows"] is not None,
         "loss": values["loss"] if values["train/rows"] is not None else None,
         "validation/loss": values["validation/loss"],
-        "reward_over": format_scored_count(values, prefix) or None,
-        "reward_short": _format_scored(values, prefix),
+        "reward_over": format_scored_count(values, split_prefix) or None,
+        "reward_short": _format_scored(values, split_prefix),
         "held_out": format_validation(values) if values["validation/tasks"] is not None else None,
         "held_out_short": format_short_validation(values),
     }
@@ -172,13 +180,17 @@ def _read_measures(folder: Path) -> dict[str, Any]:
 def _read_evaluation(folder: Path) -> dict[str, Any]:
     """Return the model of an evaluation, and a key that is equal for evaluations that differ only in their model."""
     try:
-        about = read_json(folder / FILE)
+        evaluation = read_json(folder / FILE)
     except (OSError, ValueError):
         return {}
-    identity = about.get("identity")
-    rest = {**identity, "model": None} if isinstance(identity, dict) else None
-    digest = hashlib.blake2b(strict_json(rest).encode(), digest_size=8).hexdigest() if rest else None
-    return {"model": str(about.get("model") or folder.name), "comparison": digest}
+    identity = evaluation.get("identity")
+    identity_without_model = {**identity, "model": None} if isinstance(identity, dict) else None
+    digest = (
+        hashlib.blake2b(strict_json(identity_without_model).encode(), digest_size=8).hexdigest()
+        if identity_without_model
+        else None
+    )
+    return {"model": str(evaluation.get("model") or folder.name), "comparison": digest}
 
 
 def _format_scored(counts: Mapping[str, float | None], prefix: str) -> str | None:
@@ -213,6 +225,7 @@ def _get_alarm_text(alarm: Any) -> str | None:
 
 
 def _to_finite(value: Any) -> int | float | None:
+    """Return a finite number unchanged, and None for anything else, which JSON could not carry."""
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
@@ -235,24 +248,26 @@ def read_last_values(
             lines = read_last_lines(file, window)
     except OSError:
         return values
-    missing = {f'"{names[0]}"'.encode(): names for names in rows}
+    missing_names_by_key = {f'"{names[0]}"'.encode(): names for names in rows}
     for line in reversed(lines):
-        in_line = [first_name for first_name in missing if first_name in line]
-        if not in_line:  # most rows have none of the wanted metrics
+        # Searching for the key's text is much faster than parsing the line.
+        keys_in_line = [json_key for json_key in missing_names_by_key if json_key in line]
+        if not keys_in_line:  # most rows have none of the wanted metrics
             continue
         try:
             row = parse_object(line)
         except ValueError:
             continue
-        for first_name in in_line:
-            if _to_finite(row.get(missing[first_name][0])) is not None:
-                values.update({name: _to_finite(row.get(name)) for name in missing.pop(first_name)})
-        if not missing:
+        for json_key in keys_in_line:
+            if _to_finite(row.get(missing_names_by_key[json_key][0])) is not None:
+                values.update({name: _to_finite(row.get(name)) for name in missing_names_by_key.pop(json_key)})
+        if not missing_names_by_key:
             break
     return values
 
 
 def _read_stamp(path: Path) -> Stamp:
+    """Return the stamp by which a change of a file is noticed, or None without the file."""
     try:
         status = path.lstat()
     except (OSError, ValueError):
@@ -261,6 +276,7 @@ def _read_stamp(path: Path) -> Stamp:
 
 
 def _read_run_status(folder: Path) -> dict[str, Any]:
+    """Return a run's status, or {} if it cannot be read."""
     try:
         return read_status(folder) or {}
     except (OSError, UserError):
@@ -268,6 +284,7 @@ def _read_run_status(folder: Path) -> dict[str, Any]:
 
 
 def _find_change_time(folder: Path) -> float | None:
+    """Return when one of the files that mark a run was changed last, in seconds since 1970, or None."""
     try:
         return max((folder / mark).stat().st_mtime for mark in MARKS if (folder / mark).exists())
     except (OSError, ValueError):
@@ -283,4 +300,5 @@ def list_folders(folder: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
+    """True if a folder has at least one of the files that mark a run."""
     return any((folder / mark).exists() for mark in MARKS)

@@ -56,10 +56,10 @@ def save_notes(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     note = _check_note(given)
     try:
         with alone(folder / LOCK, "changes the note", at_most=PATIENCE_S):
-            before = read_notes(folder)
-            if note["edit"] != before["edit"]:
+            earlier_notes = read_notes(folder)
+            if note["edit"] != earlier_notes["edit"]:
                 raise NoteConflictError("The note was changed meanwhile: reload it.")
-            saved = note | {"edit": before["edit"] + 1}
+            saved = note | {"edit": earlier_notes["edit"] + 1}
             write_atomically(folder / FILE, json.dumps(saved, ensure_ascii=False, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"The note cannot be saved: {error.strerror}.", where=str(folder / FILE)) from error
@@ -67,16 +67,18 @@ def save_notes(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_note(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return notes with trimmed tags, each once, or raise NoteError if their form or size is wrong."""
     note, tags, edit = given.get("note", ""), given.get("tags", []), given.get("edit", 0)
     if not isinstance(note, str) or len(note) > LONGEST_NOTE:
         raise NoteError(f"The note must be a text of at most {LONGEST_NOTE:,} characters.")
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
         raise NoteError("The tags must be a list of texts.")
-    words = list(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
-    if len(words) > MOST_TAGS or any(len(tag) > LONGEST_TAG or "," in tag for tag in words):
+    clean_tags = list(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
+    if len(clean_tags) > MOST_TAGS or any(len(tag) > LONGEST_TAG or "," in tag for tag in clean_tags):
         raise NoteError(
             f"A note has at most {MOST_TAGS} tags, each of at most {LONGEST_TAG} characters and without a comma."
         )
     if not isinstance(edit, int) or isinstance(edit, bool):
         raise NoteError("The field edit must be the number of the version that was edited.")
-    return {"note": note.encode(errors="replace").decode(), "tags": words, "edit": edit}
+    # Half of a surrogate pair, which JSON may contain, cannot be written as UTF-8.
+    return {"note": note.encode(errors="replace").decode(), "tags": clean_tags, "edit": edit}

@@ -72,6 +72,7 @@ def _list_parts(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def _read_part(content: Callable[[], str]) -> str:
+    """Return the text of a part of the bundle, or a line that says why it could not be read."""
     try:
         return content()
     except (UserError, OSError, ValueError, KeyError, TypeError) as error:
@@ -79,6 +80,7 @@ def _read_part(content: Callable[[], str]) -> str:
 
 
 def _explain_left_out() -> str:
+    """Return the text that stands for the user's YAML in the bundle if its secrets are unknown."""
     return "Left out: the file cannot be parsed, so its secrets are unknown.\n"
 
 
@@ -100,6 +102,7 @@ def _make_cleaner(folder: Path) -> tuple[Callable[[str], str], bool]:
     redact, home = Redactor(literals=literals), str(Path.home())
 
     def clean(text: str) -> str:
+        """Replace secrets by marks and the home directory by `~`."""
         redacted = redact(text)
         return redacted.replace(home, "~") if len(home) > 1 else redacted
 
@@ -107,6 +110,7 @@ def _make_cleaner(folder: Path) -> tuple[Callable[[str], str], bool]:
 
 
 def _list_versions() -> str:
+    """Return the versions of Python, the system and the installed packages of PACKAGES as JSON."""
     versions: dict[str, Any] = {"python": platform.python_version(), "system": platform.platform()}
     for name in PACKAGES:
         try:
@@ -125,15 +129,18 @@ def _list_origins(folder: Path) -> str:
 
 
 def _read_text(file: Path) -> str:
+    """Return the text of a recorded file of limited size."""
     return read_record_file(file, MOST_BYTES).decode()
 
 
 def _read_log_end(log: Path) -> str:
+    """Return the last LOG_BYTES bytes of a log as text."""
     with open_record_file(log) as file:
         return read_tail(file, LOG_BYTES).decode(errors="replace")
 
 
 def _encode_rows(rows: list[dict[str, Any]]) -> str:
+    """Return rows as JSON lines."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
@@ -147,15 +154,16 @@ def _choose_episodes(folder: Path) -> list[dict[str, Any]]:
     if not files:
         return []
 
-    def rank(row: dict[str, Any]) -> tuple[bool, float]:
+    def make_sort_key(row: dict[str, Any]) -> tuple[bool, float]:
+        """Return the sort key of an episode: failed ones first, then unscored ones, then by reward."""
         reward = (row.get("verdict") or {}).get("reward")
         return row.get("failure") is None, float("-inf") if reward is None else reward
 
-    rows = sorted(read_rows(files[-1]), key=rank)
+    rows = sorted(read_rows(files[-1]), key=make_sort_key)
     return [rows[0], rows[-1]] if len(rows) > 1 else rows
 
 
 def list_contents(bundle: Path) -> list[tuple[str, int]]:
     """Return (name, size in bytes) for each file in a bundle."""
     with zipfile.ZipFile(bundle) as archive:
-        return [(each.filename, each.file_size) for each in archive.infolist()]
+        return [(part.filename, part.file_size) for part in archive.infolist()]

@@ -35,6 +35,7 @@ class RunSettings:
 
     def of(self, folder: Path) -> dict[str, Value]:
         """Return the settings of a run by dotted key, with lists as text, or {} if they cannot be read."""
+        # run.json has the settings that a resume must not change; runs that are never resumed have resolved.yaml only.
         for name, read_settings in ((FILE, _read_identity), ("resolved.yaml", _read_resolved)):
             path = folder / name
             try:
@@ -60,8 +61,8 @@ def hash_without_seed(settings: dict[str, Value]) -> str | None:
     """Return a hash that is equal for runs that differ only in their seed, or None if the seed is unknown."""
     if SEED not in settings:
         return None
-    rest = strict_json(sorted((key, value) for key, value in settings.items() if key != SEED))
-    return hashlib.blake2b(rest.encode(), digest_size=8).hexdigest()
+    other_settings = strict_json(sorted((key, value) for key, value in settings.items() if key != SEED))
+    return hashlib.blake2b(other_settings.encode(), digest_size=8).hexdigest()
 
 
 def list_off_curves(settings: dict[str, Value]) -> list[str]:
@@ -83,6 +84,7 @@ def find_differing_keys(runs: Iterable[dict[str, Value]]) -> list[str]:
 
 
 def _read_identity(path: Path) -> list[tuple[str, Any]]:
+    """Return the (key, value) pairs of the training settings in a run.json, or [] if it cannot be read."""
     try:
         training = read_json(path).get("training")
     except (OSError, ValueError):
@@ -91,6 +93,7 @@ def _read_identity(path: Path) -> list[tuple[str, Any]]:
 
 
 def _read_resolved(path: Path) -> list[tuple[str, Any]]:
+    """Return the (dotted key, value) pairs of a resolved.yaml, or [] if it cannot be read."""
     try:
         return list(flatten_tree(read_recorded_tree(path)))
     except (ConfigError, OSError):
@@ -98,6 +101,7 @@ def _read_resolved(path: Path) -> list[tuple[str, Any]]:
 
 
 def _shorten_value(value: Any) -> Value:
+    """Return a simple value unchanged, and anything else as text of at most LONGEST characters."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     text = value if isinstance(value, str) else strict_json(value)

@@ -62,6 +62,7 @@ class TableFilter:
             raise FilterError(f"sort: one of {', '.join(SORTS)}, with a leading - for largest first")
         step = _parse_range(query, "step")
         return cls(
+            # Bounds of a step range may be infinite, which int() refuses.
             step=None if step is None else (int(max(step[0], -1)), int(min(step[1], 1 << 62))),
             reward=_parse_range(query, "reward"),
             sort=sort.lstrip("-"),
@@ -104,25 +105,31 @@ def select_rows(table: EpisodeTable, wanted: TableFilter) -> dict[str, Any]:
 
 def _sort_rows(rows: list[dict[str, Any]], wanted: TableFilter) -> list[dict[str, Any]]:
     """Sort rows by the requested column. Rows without a value come last in both directions."""
+    # The table's rows have this order already.
     if wanted.sort == "step" and wanted.descending:
         return rows
 
-    def key(row: dict[str, Any]) -> tuple[bool, Any]:
+    def make_sort_key(row: dict[str, Any]) -> tuple[bool, Any]:
+        """Return (is the value missing, value), so that missing values come last in both directions."""
         value = row[wanted.sort]
         return (value is None) != wanted.descending, 0 if value is None else value
 
-    last = wanted.offset + wanted.limit
-    if last * 10 < len(rows):
-        return (heapq.nlargest if wanted.descending else heapq.nsmallest)(last, rows, key=key)
-    return sorted(rows, key=key, reverse=wanted.descending)
+    window_end = wanted.offset + wanted.limit
+    # Selecting a small window is faster than sorting all rows.
+    if window_end * 10 < len(rows):
+        return (heapq.nlargest if wanted.descending else heapq.nsmallest)(window_end, rows, key=make_sort_key)
+    return sorted(rows, key=make_sort_key, reverse=wanted.descending)
 
 
 def _is_in_row(row: Mapping[str, Any], text: str) -> bool:
+    """True if a row's question, task, uuid, failure, agents or checks contain a casefolded text."""
     fields: Iterable[str] = (row["query"], row["task"], row["uuid"], row["failure"], *row["agents"], *row["checks"])
     return any(text in field.casefold() for field in fields)
 
 
 def _is_in_line(place: EpisodeLinePlace, text: str) -> bool:
+    # The line is JSON, so the text is searched as JSON would write it.
+    """True if an episode's JSON line contains a casefolded text. Images are not searched."""
     escaped = json.dumps(text, ensure_ascii=False)[1:-1]
     try:
         return escaped in without_images(read_line(place).decode(errors="replace")).casefold()
@@ -131,6 +138,11 @@ def _is_in_line(place: EpisodeLinePlace, text: str) -> bool:
 
 
 def _parse_range(query: Mapping[str, str], name: str) -> tuple[float, float] | None:
+    """Return the numbers (low, high) of a range such as 0.2..0.8, 0.2.., or a single number, or None without the
+    parameter.
+
+    Raises FilterError for any other text.
+    """
     text = query.get(name, "").strip()
     if not text:
         return None
@@ -142,6 +154,7 @@ def _parse_range(query: Mapping[str, str], name: str) -> tuple[float, float] | N
 
 
 def _parse_count(query: Mapping[str, str], name: str, default: int, limit: int) -> int:
+    """Return a nonnegative integer parameter, at most `limit`, or the default without it. Raises FilterError."""
     text = query.get(name, "")
     if not text:
         return default

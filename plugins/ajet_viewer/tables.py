@@ -43,21 +43,22 @@ def show_runs(root: Path, *, debug: bool = True) -> int:
     """
     rows = [row for row in (Library(root).runs() if root.is_dir() else []) if debug or row["kind"] != "debug"]
     if not rows:
-        start = format_command("--conf", "FILE.yaml", "--backbone", "local")
-        print_line(f"There are no runs in {root}. To start one: {start}")
+        start_command = format_command("--conf", "FILE.yaml", "--backbone", "local")
+        print_line(f"There are no runs in {root}. To start one: {start_command}")
         return 0
-    narrow = console.width < NARROW
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0) if narrow else (0, 1))
-    short = max(len(row["name"]) for row in rows) <= WHOLE_NAME * console.width
-    words = [word for row in rows for word in (row["held_out_short"] or "").split()]
-    held_out = max(map(len, ("held out", *words))) if narrow else None
-    name_width = max(8, console.width - BESIDE_NAME - (held_out or 0)) if narrow else None
+    is_narrow = console.width < NARROW
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0) if is_narrow else (0, 1))
+    are_names_short = max(len(row["name"]) for row in rows) <= WHOLE_NAME * console.width
+    # In a narrow terminal, validation results wrap between words, so the longest word decides the width.
+    held_out_words = [word for row in rows for word in (row["held_out_short"] or "").split()]
+    held_out_width = max(map(len, ("held out", *held_out_words))) if is_narrow else None
+    name_width = max(8, console.width - BESIDE_NAME - (held_out_width or 0)) if is_narrow else None
     # Names are copied into commands, so none is cut.
-    table.add_column("run", overflow="fold", no_wrap=short, max_width=name_width)
+    table.add_column("run", overflow="fold", no_wrap=are_names_short, max_width=name_width)
     table.add_column("state", min_width=len("interrupted"))
     table.add_column("step", justify="right")
     table.add_column("reward", justify="right")
-    table.add_column("held out", justify="right", max_width=held_out)
+    table.add_column("held out", justify="right", max_width=held_out_width)
     table.add_column("ago", no_wrap=True)
     for row in rows:
         reward = row["train/reward"] if row["train/reward"] is not None else row["debug/reward"]
@@ -113,16 +114,20 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
         raise UserError(
             f"There is no episode {uuid}.", where=str(folder / "episodes"), expected="the id of a recorded episode"
         )
-    scored = sorted((each for each in matches if each[0]["reward"] is not None), key=lambda each: each[0]["reward"])
-    ordered = (scored[::-1] if best else scored) + [each for each in matches if each[0]["reward"] is None]
-    for _, line_place in ordered[:count]:
+    scored_matches = sorted(
+        (match for match in matches if match[0]["reward"] is not None), key=lambda match: match[0]["reward"]
+    )
+    ordered_matches = (scored_matches[::-1] if best else scored_matches) + [
+        match for match in matches if match[0]["reward"] is None
+    ]
+    for _, line_place in ordered_matches[:count]:
         try:
             show_episode(read_episode(line_place)[0])
         except (UserError, OSError, ValueError) as error:
             problem = error.what if isinstance(error, UserError) else f"the episode cannot be read: {error}"
             console.print(f"{line_place.path.name}: {_escape_text(problem)}", soft_wrap=True)
     if matches:
-        console.print(f"{min(count, len(ordered))} of {counted(len(matches), 'episode')}")
+        console.print(f"{min(count, len(ordered_matches))} of {counted(len(matches), 'episode')}")
     else:
         console.print(_describe_episodes([row for row, _ in table.rows()]), soft_wrap=True)
     return 0
@@ -139,4 +144,5 @@ def _describe_episodes(rows: list[dict[str, Any]]) -> str:
 
 
 def _escape_text(text: str) -> str:
+    """Replace control characters of a text, and escape brackets, which rich would read as markup."""
     return "".join(letter if letter.isprintable() else "�" for letter in text).replace("[", "\\[")

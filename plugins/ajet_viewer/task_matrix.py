@@ -37,10 +37,19 @@ def build_task_matrix(rows: Iterable[Mapping[str, Any]], judge_change: int | Non
 
 
 def _compare_task(name: str, steps: Mapping[int, list[Mapping[str, Any]]], since: int) -> dict[str, Any]:
+    """Build the row of a task: its cells by step, and its first and last compared validation.
+
+    `changed` is 1 if the last validation since the judge's change is better than the first, -1 if worse, 0 if equal or
+    unknown.
+
+    Args:
+        steps: the episodes of each validation, by step.
+        since: validations up to this step are not compared.
+    """
     cells = {step: _build_cell(rows) for step, rows in steps.items()}
-    compared = [step for step in cells if step > since] or [max(cells)]
-    first, last = cells[min(compared)], cells[max(compared)]
-    first_score, last_score = _score_cell(first), _score_cell(last)
+    compared_steps = [step for step in cells if step > since] or [max(cells)]
+    first_cell, last_cell = cells[min(compared_steps)], cells[max(compared_steps)]
+    first_score, last_score = _score_cell(first_cell), _score_cell(last_cell)
     return {
         "task": name,
         "query": next(row["query"] for rows in steps.values() for row in rows),
@@ -48,12 +57,13 @@ def _compare_task(name: str, steps: Mapping[int, list[Mapping[str, Any]]], since
         "changed": 0
         if first_score is None or last_score is None
         else (last_score > first_score) - (last_score < first_score),
-        "before": first["uuid"],
-        "after": last["uuid"] if len(compared) > 1 else None,
+        "before": first_cell["uuid"],
+        "after": last_cell["uuid"] if len(compared_steps) > 1 else None,
     }
 
 
 def _build_cell(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Summarize the episodes of one task in one validation. `uuid` is that of the attempt with the lowest number."""
     rows = sorted(rows, key=lambda row: row["repeat"])
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     outcomes = [row["success"] for row in rows if row["success"] is not None]
@@ -67,6 +77,7 @@ def _build_cell(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _score_cell(cell: Mapping[str, Any]) -> float | None:
+    """Return the success rate of a cell, or its mean reward if success was not judged, or None without a score."""
     score: float | None = cell["reward"] if cell["successes"] is None else cell["successes"] / cell["attempts"]
     return score
 
@@ -101,23 +112,24 @@ def build_reward_bins(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _build_histogram(steps: Mapping[int, list[float | None]]) -> dict[str, Any]:
+    """Build the histogram of a split: the bins, and one column of counts per step or per several steps."""
     known_rewards = sorted({reward for rewards in steps.values() for reward in rewards if reward is not None})
     bins = _make_bins(known_rewards)
     lows = [low for low, _ in bins]
-    order = sorted(steps)
-    together = math.ceil(len(order) / COLUMNS)
+    ordered_steps = sorted(steps)
+    steps_per_column = math.ceil(len(ordered_steps) / COLUMNS)
     columns = []
-    for first in range(0, len(order), together):
-        bin_steps = order[first : first + together]
-        rewards = [reward for step in bin_steps for reward in steps[step]]
+    for start in range(0, len(ordered_steps), steps_per_column):
+        column_steps = ordered_steps[start : start + steps_per_column]
+        rewards = [reward for step in column_steps for reward in steps[step]]
         scored = [reward for reward in rewards if reward is not None]
         counts = [0] * len(bins)
         for reward in scored:
             counts[max(0, bisect_right(lows, reward) - 1)] += 1
         columns.append(
             {
-                "first": bin_steps[0],
-                "last": bin_steps[-1],
+                "first": column_steps[0],
+                "last": column_steps[-1],
                 "counts": counts,
                 "unscored": len(rewards) - len(scored),
                 "mean": math.fsum(scored) / len(scored) if scored else None,
@@ -127,6 +139,7 @@ def _build_histogram(steps: Mapping[int, list[float | None]]) -> dict[str, Any]:
 
 
 def _make_bins(known: list[float]) -> list[tuple[float, float]]:
+    """Return a bin (value, value) for each of a few distinct, sorted rewards, or BINS bins of equal width."""
     if len(known) <= DISTINCT:
         return [(value, value) for value in known]
     low, high = known[0], known[-1]

@@ -139,20 +139,21 @@ def open_viewer(
 
 
 def _make_missing_error(path: Path) -> UserError:
+    """Return the error for a path that is no folder, with advice how to find or start a run."""
     expected = "a run folder, or a folder of runs"
     if path.exists():
         return UserError(f"{path.name} is a file, not a run.", where=str(path), expected=expected)
     from ajet.config.experiment import DEFAULT_ROOT
 
-    begins = f"`{format_command('--conf', 'FILE.yaml')}` starts a run; --exp-dir selects another folder of runs"
+    start_advice = f"`{format_command('--conf', 'FILE.yaml')}` starts a run; --exp-dir selects another folder of runs"
     if path.name == DEFAULT_ROOT:
         message = f"There is no folder {path.name}: no run was started in this folder yet."
-        return UserError(message, where=str(path), expected=expected, do=begins)
+        return UserError(message, where=str(path), expected=expected, do=start_advice)
     return UserError(
         f"There is no run or folder named {path.name}.",
         where=str(path),
         expected=expected,
-        do=suggest_run(path.name, path.parent) if path.parent.is_dir() else begins,
+        do=suggest_run(path.name, path.parent) if path.parent.is_dir() else start_advice,
     )
 
 
@@ -171,6 +172,7 @@ def choose_place(named: str, root: Path) -> Path:
 
 
 def _write_page(views: Views, path: Path, file: Path) -> int:
+    """Write the only run of the views to an HTML file, and print its size. Raises UserError."""
     from ajet_viewer.export import write_frozen_page
 
     if views.library.only is None:
@@ -191,12 +193,14 @@ def _write_page(views: Views, path: Path, file: Path) -> int:
 
 
 def _serve_views(views: Views, host: str, port: int, browser: bool, is_attached: bool) -> int:
+    """Serve the views until the process is interrupted, and print the address with the secret token."""
     from ajet.gateway.limits import admitting
     from ajet.gateway.listener import Listener, listen
     from ajet_viewer.app import build_app
 
     listener = listen(host, port, name="viewer", where="--host, --port")
     port = listener.getsockname()[1]
+    # Another address than loopback may be reached by any host name, so none is refused.
     hosts = list_loopback_hosts(host, port) if is_loopback(host) else frozenset[str]()
     token = secrets.token_urlsafe(16)
     url_host = f"[{host}]" if ":" in host else host
@@ -217,6 +221,7 @@ def _serve_views(views: Views, host: str, port: int, browser: bool, is_attached:
 
 
 def _end_with_input(server: Listener) -> None:
+    """Stop the server when standard input ends, as it does when the process that started the viewer ends."""
     sys.stdin.buffer.read()
     server.should_exit = True
 
@@ -238,8 +243,9 @@ class ViewerProcess:
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:
-    for ask in (process.terminate, process.kill):
-        ask()
+    """Terminate a process, kill it after `END_S` seconds, and close its pipes."""
+    for request_end in (process.terminate, process.kill):
+        request_end()
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
             break
@@ -250,11 +256,11 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
 
 def _read_first_line(pipe: IO[bytes], seconds: float) -> str:
     """Return the first line that a process prints, or what it has printed at its end or after `seconds`."""
-    printed, until = b"", time.monotonic() + seconds
-    while b"\n" not in printed and select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
-        if not (more := os.read(pipe.fileno(), 1 << 12)):
+    printed, deadline = b"", time.monotonic() + seconds
+    while b"\n" not in printed and select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not (chunk := os.read(pipe.fileno(), 1 << 12)):
             break
-        printed += more
+        printed += chunk
     return printed.partition(b"\n")[0].decode(errors="replace").strip()
 
 
@@ -266,9 +272,9 @@ def start_viewer(run: RunDirectory) -> ViewerProcess | None:
     """
     from loguru import logger
 
-    started = build_command("ajet.cli.launcher", "view", str(run.path), "--beside-run")
+    command = build_command("ajet.cli.launcher", "view", str(run.path), "--beside-run")
     process = subprocess.Popen(
-        started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )
     assert process.stdout is not None
     try:
@@ -323,17 +329,19 @@ def find_speller(folder: Path) -> Spell | None:
     from ajet.engine.model_source import ModelSource, find_local_model
     from ajet.engine.models import load_tokenizer
 
-    steps = [folder / "checkpoints" / name for name in list_record_folder(folder / "checkpoints")]
-    saved = [step for step in steps if has_record_file(step / "tokenizer.json")]
-    places = saved[-1:]
+    checkpoint_folders = [folder / "checkpoints" / name for name in list_record_folder(folder / "checkpoints")]
+    folders_with_tokenizer = [step for step in checkpoint_folders if has_record_file(step / "tokenizer.json")]
+    tokenizer_folders = folders_with_tokenizer[-1:]
     try:
         settings = read_recorded_tree(folder / "resolved.yaml").get("ajet")
-        path = (settings.get("model") or {}).get("path") if isinstance(settings, dict) else None
-        if isinstance(path, str):
-            places += [local for local in (find_local_model(path, base=folder, weights=False),) if local is not None]
+        model_path = (settings.get("model") or {}).get("path") if isinstance(settings, dict) else None
+        if isinstance(model_path, str):
+            tokenizer_folders += [
+                local for local in (find_local_model(model_path, base=folder, weights=False),) if local is not None
+            ]
     except (UserError, OSError, AttributeError):
         pass  # a damaged file: the checkpoint's is left
-    for model_folder in places:
+    for model_folder in tokenizer_folders:
         try:
             tokenizer = load_tokenizer(ModelSource(str(model_folder), folder=model_folder))
         except UserError:
@@ -348,12 +356,14 @@ def find_speller(folder: Path) -> Spell | None:
 # and <0xNN> for single bytes.
 def spell_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """Return the text of each token id. An id outside the vocabulary is written as <id N>."""
+    # A vocabulary with the token "Ġ" (a space) has GPT-2's byte-level alphabet.
     alphabet = (
         build_byte_alphabet() if tokenizer.convert_tokens_to_ids("Ġ") not in (None, tokenizer.unk_token_id) else None
     )
-    added = tokenizer.added_tokens_decoder
+    added_tokens = tokenizer.added_tokens_decoder
     return [
-        _spell_token(tokenizer.convert_ids_to_tokens(token), token, token in added, alphabet) for token in map(int, ids)
+        _spell_token(tokenizer.convert_ids_to_tokens(token), token, token in added_tokens, alphabet)
+        for token in map(int, ids)
     ]
 
 
@@ -363,12 +373,21 @@ def build_byte_alphabet() -> dict[str, int]:
 
     Printable Latin-1 characters stand for themselves, and the characters from U+0100 on for the other bytes in order.
     """
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+    printable_bytes = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    other_bytes = [byte for byte in range(256) if byte not in printable_bytes]
+    return {chr(byte): byte for byte in printable_bytes} | {
+        chr(0x100 + index): byte for index, byte in enumerate(other_bytes)
+    }
 
 
 def _spell_token(piece: str | None, token: int, added: bool, alphabet: dict[str, int] | None) -> str:
+    """Return the text of one token.
+
+    Args:
+        piece: the token as the vocabulary writes it, or None for an unknown id.
+        added: True for a token added to the vocabulary, whose text is not encoded.
+        alphabet: map from the alphabet's characters to bytes, or None for an alphabet with ▁.
+    """
     if piece is None:
         return f"<id {token}>"
     if added:
@@ -386,5 +405,6 @@ def _spell_token(piece: str | None, token: int, added: bool, alphabet: dict[str,
 
 def _spell_bytes(data: bytes) -> list[str]:
     """Decode bytes as UTF-8, one item per character. Bytes of incomplete characters are written as <0xNN>."""
+    # Python writes a byte that is no UTF-8 as the surrogate U+DC00 + byte.
     text = data.decode(errors="surrogateescape")
     return [f"<0x{ord(letter) - 0xDC00:02X}>" if 0xDC80 <= ord(letter) <= 0xDCFF else letter for letter in text]

@@ -42,16 +42,19 @@ class GroupDifference:
 
     def describe(self) -> str:
         """Describe the difference in one line."""
-        line = f"{self.after} compared with {self.before}: "
+        beginning = f"{self.after} compared with {self.before}: "
         if self.difference is None:
-            return line + "no held-out results of both"
-        tasks = "different tasks" if self.by_task is None else self.by_task.describe_difference().removesuffix(CHANCE)
-        form, wide = ("+.1%", ".1%") if self.quantity == "success" else ("+.3g", ".2g")
+            return beginning + "no held-out results of both"
+        task_text = (
+            "different tasks" if self.by_task is None else self.by_task.describe_difference().removesuffix(CHANCE)
+        )
+        # Success rates are printed in percent, rewards as plain numbers.
+        value_format, error_format = ("+.1%", ".1%") if self.quantity == "success" else ("+.3g", ".2g")
         run_counts = f"{self.runs[0]} seeds" if self.is_paired else f"{self.runs[0]} and {self.runs[1]} runs"
-        runs = f"over {run_counts} {self.difference:{form}}{plus_minus(self.error, wide)}"
+        run_text = f"over {run_counts} {self.difference:{value_format}}{plus_minus(self.error, error_format)}"
         if min(self.runs) < 2:
-            return f"{line}{tasks}; other seeds: unknown, because a group has one run"
-        return f"{line}{tasks}; {runs}" + ("" if self.is_real else CHANCE)
+            return f"{beginning}{task_text}; other seeds: unknown, because a group has one run"
+        return f"{beginning}{task_text}; {run_text}" + ("" if self.is_real else CHANCE)
 
 
 CHANCE = ": may be chance"
@@ -59,8 +62,8 @@ CHANCE = ": may be chance"
 
 def compare_groups(comparison: RunComparison) -> list[GroupDifference]:
     """Return the difference of each other group and the first."""
-    first, *others = comparison.groups
-    return [_compare_pair(comparison, first, other) for other in others]
+    first_group, *other_groups = comparison.groups
+    return [_compare_pair(comparison, first_group, other_group) for other_group in other_groups]
 
 
 def welch_error(before: Sequence[float], after: Sequence[float]) -> float | None:
@@ -70,34 +73,50 @@ def welch_error(before: Sequence[float], after: Sequence[float]) -> float | None
     """
     if min(len(before), len(after)) < 2:
         return None
-    shares = [variance(values) / len(values) for values in (before, after)]
-    total = sum(shares)
-    if total < 1e-18:
+    # Variance of each group's mean; their sum is the variance of the difference.
+    mean_variances = [variance(values) / len(values) for values in (before, after)]
+    total_variance = sum(mean_variances)
+    # Without spread, rounding would decide the interval.
+    if total_variance < 1e-18:
         return None
-    freedom = total**2 / sum(share**2 / (len(v) - 1) for share, v in zip(shares, (before, after), strict=True))
-    return t_quantile(max(1, math.floor(freedom))) * math.sqrt(total)
+    degrees_of_freedom = total_variance**2 / sum(
+        mean_variance**2 / (len(values) - 1)
+        for mean_variance, values in zip(mean_variances, (before, after), strict=True)
+    )
+    return t_quantile(max(1, math.floor(degrees_of_freedom))) * math.sqrt(total_variance)
 
 
 def _compare_pair(comparison: RunComparison, before: RunGroup, after: RunGroup) -> GroupDifference:
-    was, now = comparison.score_group(before), comparison.score_group(after)
-    by_seed = [comparison.score_seeds(group) for group in (before, after)]
-    is_paired = len(by_seed[0]) == len(was) and by_seed[0].keys() == by_seed[1].keys() and len(was) == len(now)
-    pairs = [by_seed[1][seed] - value for seed, value in by_seed[0].items()] if is_paired else []
-    pooled = [comparison.pool_attempts(group) for group in (before, after)]
+    """Compute the difference of two groups of runs, `after` minus `before`.
+
+    Runs are paired by seed if every run of both groups has a seed of its own, and the seeds are the same.
+    """
+    before_means, after_means = comparison.score_group(before), comparison.score_group(after)
+    means_by_seed = [comparison.score_seeds(group) for group in (before, after)]
+    is_paired = (
+        len(means_by_seed[0]) == len(before_means)
+        and means_by_seed[0].keys() == means_by_seed[1].keys()
+        and len(before_means) == len(after_means)
+    )
+    seed_differences = [means_by_seed[1][seed] - value for seed, value in means_by_seed[0].items()] if is_paired else []
+    pooled_scores = [comparison.pool_attempts(group) for group in (before, after)]
     return GroupDifference(
         before.label,
         after.label,
         comparison.quantity,
-        compare(*pooled) if _have_same_tasks(before, after) else None,
-        fmean(now) - fmean(was) if was and now else None,
-        half_width(pairs) if is_paired else welch_error(was, now),
-        (len(was), len(now)),
+        compare(*pooled_scores) if _have_same_tasks(before, after) else None,
+        fmean(after_means) - fmean(before_means) if before_means and after_means else None,
+        half_width(seed_differences) if is_paired else welch_error(before_means, after_means),
+        (len(before_means), len(after_means)),
         is_paired,
     )
 
 
 def _have_same_tasks(before: RunGroup, after: RunGroup) -> bool:
     """True if all runs played tasks with equal ids and questions."""
-    questions_by_run = [{a.task: a.question for a in run.attempts} for group in (before, after) for run in group.runs]
+    questions_by_run = [
+        {attempt.task: attempt.question for attempt in run.attempts} for group in (before, after) for run in group.runs
+    ]
+    # A run without held-out attempts says nothing about its tasks.
     questions_by_run = [tasks for tasks in questions_by_run if tasks]
     return bool(questions_by_run) and all(tasks == questions_by_run[0] for tasks in questions_by_run)

@@ -58,7 +58,7 @@ class ComparedRun:
     @property
     def validated(self) -> int | None:
         """The step of the last validation."""
-        return _last_validation(self.rows)
+        return _find_last_validation(self.rows)
 
     def reward_curve(self) -> Points:
         """Return the smoothed mean training reward by step."""
@@ -102,14 +102,14 @@ class RunComparison:
 
     def score_group(self, group: RunGroup) -> list[float]:
         """Return the held-out mean of each run that has one."""
-        by_run = [self.score_run(run) for run in group.runs]
-        return [fmean(by_task.values()) for by_task in by_run if by_task]
+        task_means_by_run = [self.score_run(run) for run in group.runs]
+        return [fmean(task_means.values()) for task_means in task_means_by_run if task_means]
 
     def score_seeds(self, group: RunGroup) -> dict[int, float]:
         """Return the held-out mean by seed; empty unless every run has a recorded seed of its own."""
-        scored = [(run.seed, scores) for run in group.runs if (scores := self.score_run(run))]
-        mean_by_seed = {seed: fmean(scores.values()) for seed, scores in scored if seed is not None}
-        return mean_by_seed if len(mean_by_seed) == len(scored) else {}
+        scored_runs = [(run.seed, scores) for run in group.runs if (scores := self.score_run(run))]
+        mean_by_seed = {seed: fmean(scores.values()) for seed, scores in scored_runs if seed is not None}
+        return mean_by_seed if len(mean_by_seed) == len(scored_runs) else {}
 
     def pool_attempts(self, group: RunGroup) -> Scores:
         """Return the held-out attempts of all runs of a group as scores by task."""
@@ -132,21 +132,22 @@ def read_comparison(arguments: Sequence[str], root: Path) -> RunComparison:
         for folder in folders:
             runs_by_label.setdefault(label, {}).setdefault(folder.resolve(), read_run(folder, root))
     groups = [RunGroup(label, list(runs.values())) for label, runs in runs_by_label.items()]
-    held_out = [run.attempts for group in groups for run in group.runs if run.attempts]
-    is_judged = bool(held_out) and all(Scores(attempts).has_success_verdicts for attempts in held_out)
-    lowest = failure_reward(attempt for attempts in held_out for attempt in attempts)
+    held_out_attempts = [run.attempts for group in groups for run in group.runs if run.attempts]
+    is_judged = bool(held_out_attempts) and all(Scores(attempts).has_success_verdicts for attempts in held_out_attempts)
+    lowest = failure_reward(attempt for attempts in held_out_attempts for attempt in attempts)
     return RunComparison(groups, "success" if is_judged else "reward", lowest)
 
 
 def read_run(folder: Path, root: Path) -> ComparedRun:
     """Read one run. `root`: folder of all runs, below which it has its name."""
-    every = list(read_rows(folder / METRICS))
-    rows = rows_of_last_judge(every)
-    step = _last_validation(rows)
+    all_rows = list(read_rows(folder / METRICS))
+    rows = rows_of_last_judge(all_rows)
+    step = _find_last_validation(rows)
     attempts = [] if step is None else read_attempts(folder / "episodes" / f"step-{step}.validation.jsonl")
-    inside = folder.absolute().is_relative_to(root.absolute())
-    name = str(folder.absolute().relative_to(root.absolute())) if inside else str(folder)
-    *_, cost = RunCost(0, 0.0, None), *accumulate_costs(every)
+    is_below_root = folder.absolute().is_relative_to(root.absolute())
+    name = str(folder.absolute().relative_to(root.absolute())) if is_below_root else str(folder)
+    # The cost of the last row; nothing without rows.
+    *_, cost = RunCost(0, 0.0, None), *accumulate_costs(all_rows)
     return ComparedRun(name, folder, _read_seed(folder), rows, attempts, cost)
 
 
@@ -166,11 +167,13 @@ def accumulate_costs(rows: Sequence[Mapping[str, Any]]) -> Iterator[RunCost]:
         yield RunCost(steps, seconds, processor if steps and is_known else None)
 
 
-def _last_validation(rows: Sequence[Mapping[str, Any]]) -> int | None:
+def _find_last_validation(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the step of the last validation in some rows of metrics, or None."""
     return next((int(row["step"]) for row in reversed(rows) if row.get("validation/tasks")), None)
 
 
 def _read_seed(folder: Path) -> int | None:
+    """Return the seed in a run's resolved.yaml, or None if it is missing."""
     file = folder / "resolved.yaml"
     tree = read_recorded_tree(file) if file.is_file() else {}
     seed = (tree.get("ajet") or {}).get("seed")
@@ -179,8 +182,9 @@ def _read_seed(folder: Path) -> int | None:
 
 def _parse_group(argument: str, root: Path) -> tuple[str, list[Path]]:
     """Return the label of an argument and the folders of its runs."""
-    label, equals, names = argument.partition("=")
-    if not equals or "/" in label:
+    label, separator, names = argument.partition("=")
+    # An argument without a label, or a path that contains "=", is its own label.
+    if not separator or "/" in label:
         label, names = argument, argument
     folders = [folder for name in names.split(",") if name for folder in _find_runs(name, root)]
     if not folders:
@@ -189,6 +193,7 @@ def _parse_group(argument: str, root: Path) -> tuple[str, list[Path]]:
 
 
 def _find_runs(name: str, root: Path) -> list[Path]:
+    """Return the folders of the runs with a name or pattern. Raises UserError if there is none."""
     if not has_magic(name):
         return [require_run(name, root, holding=METRICS, expected="a run that has recorded metrics")]
     run_folders = [Path(path).parent for path in sorted(glob(str(root / name / METRICS)) or glob(f"{name}/{METRICS}"))]
