@@ -77,54 +77,65 @@ def observe(experiment: Experiment, options: ObserveOptions) -> int:
 
 
 def _run_proxy(
-    run: RunDirectory, wanted: ObserveOptions, endpoint: str, key: str | None, interrupts: Interrupts
+    run: RunDirectory, options: ObserveOptions, endpoint: str, key: str | None, interrupts: Interrupts
 ) -> None:
+    """Serve the proxy until an interrupt, and record the episode of each session that ends.
+
+    Args:
+        wanted: flags of the command.
+        endpoint: URL of the endpoint, up to /v1.
+        key: key required for feedback, or None.
+    """
     from ajet.gateway.listener import listen
     from ajet_observe.relay import ObservingRelay
     from ajet_observe.server import RelayServer
     from ajet_observe.sessions import ObservedSessions
 
-    closed: deque[tuple[Episode, Path]] = deque()
-    waiting = threading.Semaphore(0)
+    closed_sessions: deque[tuple[Episode, Path]] = deque()
+    closed_count = threading.Semaphore(0)
 
-    def take(episode: Episode, file: Path) -> None:
-        closed.append((episode, file))
-        waiting.release()
+    def queue_episode(episode: Episode, file: Path) -> None:
+        """Queue the episode of an ended session and the session's file, for this process's main thread."""
+        closed_sessions.append((episode, file))
+        closed_count.release()
 
     sessions = ObservedSessions(
         run.path / OPEN_FOLDER,
         run.redact,
-        take,
+        queue_episode,
         run.path / LATE_FEEDBACK,
         run.run_id,
-        wanted.idle,
+        options.idle,
     )
-    listening = listen(wanted.host, wanted.port, name="proxy", where="--host, --port")
-    host = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
-    address = f"http://{host}:{listening.getsockname()[1]}"
+    listening_socket = listen(options.host, options.port, name="proxy", where="--host, --port")
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    address = f"http://{host}:{listening_socket.getsockname()[1]}"
     if adopted := sessions.adopt(_find_left_sessions(run.path)):
         logger.info("continuing {} of an earlier process", counted(adopted, "session"))
-    relay = ObservingRelay(endpoint, sessions, key=key, token_ids=wanted.token_ids, timeout=wanted.timeout)
-    server = RelayServer(relay, sessions, listening)
+    relay = ObservingRelay(endpoint, sessions, key=key, token_ids=options.token_ids, timeout=options.timeout)
+    server = RelayServer(relay, sessions, listening_socket)
     recording = EpisodeRecording(run)
     run.status.set(phase="serving", step=0, url=address)
     _print_address(address, endpoint, run, key)
 
-    def keep_next() -> None:
-        if waiting.acquire(timeout=POLL_S):
+    def record_next() -> None:
+        """Wait up to POLL_S seconds for an ended session, and record its episode."""
+        if closed_count.acquire(timeout=POLL_S):
             with interrupts.defer():
-                _record_episode(*closed.popleft(), recording)
+                _record_episode(*closed_sessions.popleft(), recording)
 
     try:
-        serve_until_ended(interrupts, keep_next, lambda: server.idle)
+        serve_until_ended(interrupts, record_next, lambda: server.idle)
     finally:
         server.stop()
-        while closed:
-            _record_episode(*closed.popleft(), recording)
+        while closed_sessions:
+            _record_episode(*closed_sessions.popleft(), recording)
         recording.log_metrics(is_last=True)
 
 
 def _record_episode(episode: Episode, file: Path, recording: EpisodeRecording) -> None:
+    """Write an episode to the run folder, delete its session's file, and print a line about it. Sessions without calls
+    give no episode."""
     if episode.calls:
         recording.record_missing([episode])
         recording.log_metrics()
@@ -138,16 +149,17 @@ def _record_episode(episode: Episode, file: Path, recording: EpisodeRecording) -
 def _find_left_sessions(folder: Path) -> list[Path]:
     """Return session files that earlier, ended processes of this name left behind."""
     session_files: list[Path] = []
-    for other in sorted(folder.parent.iterdir()):
-        files = sorted((other / OPEN_FOLDER).glob("*.jsonl")) if other != folder else []
-        if files and not any(process.alive() for process, _ in recorded_processes(read_status(other) or {})):
+    for run_folder in sorted(folder.parent.iterdir()):
+        files = sorted((run_folder / OPEN_FOLDER).glob("*.jsonl")) if run_folder != folder else []
+        if files and not any(process.alive() for process, _ in recorded_processes(read_status(run_folder) or {})):
             session_files += files
     return session_files
 
 
 def _parse_endpoint(given: str) -> str:
-    """Return the endpoint's URL up to /v1. Raises UserError."""
-    secret = "@" in given or "?" in given  # may contain a password or a key
+    """Return the endpoint's URL up to /v1. Raises UserError if it is no HTTP URL, or contains a user or a query."""
+    # A user or a query may contain a password or a key, so such a URL is not repeated in the error.
+    may_hold_secret = "@" in given or "?" in given
     try:
         parts = urlsplit(given)
     except ValueError:  # urlsplit refuses unmatched brackets
@@ -155,22 +167,23 @@ def _parse_endpoint(given: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
         raise UserError(
             "The endpoint's URL must not contain a user or a query."
-            if secret
+            if may_hold_secret
             else f"{given} is not the URL of an endpoint.",
             where="--endpoint",
             expected="a URL such as http://127.0.0.1:8000/v1",
-            do="" if secret or "://" in given else f"did you mean http://{given}?",
+            do="" if may_hold_secret or "://" in given else f"did you mean http://{given}?",
         )
     url = given.rstrip("/")
     return url if parts.path.strip("/") else f"{url}/v1"
 
 
 def _print_address(address: str, endpoint: str, run: RunDirectory, key: str | None) -> None:
-    bearer = f' -H "Authorization: Bearer ${KEY}"' if key is not None else ""
-    goes = f" forwards requests to {endpoint} · records in {run.path}"
-    console.print(Text.assemble("Observing on ", (f"{address}/v1", "bold"), goes), soft_wrap=True)
+    """Print the proxy's address, the run folder, and a command that sends feedback."""
+    key_header = f' -H "Authorization: Bearer ${KEY}"' if key is not None else ""
+    forwarding_text = f" forwards requests to {endpoint} · records in {run.path}"
+    console.print(Text.assemble("Observing on ", (f"{address}/v1", "bold"), forwarding_text), soft_wrap=True)
     console.print(
-        f"Feedback:  curl -X POST {address}/feedback -H 'content-type: application/json'{bearer} "
+        f"Feedback:  curl -X POST {address}/feedback -H 'content-type: application/json'{key_header} "
         '-d \'{"session": "NAME", "liked": true}\'',
         "\nPress Ctrl-C to stop.",
         sep="", markup=False, soft_wrap=True,

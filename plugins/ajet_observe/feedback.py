@@ -52,10 +52,11 @@ class Feedback:
     @property
     def is_rating(self) -> bool:
         """True if the feedback rates or corrects, and does not only end a session."""
-        return any(each is not None for each in (self.reward, self.liked, self.corrected, self.comment))
+        return any(value is not None for value in (self.reward, self.liked, self.corrected, self.comment))
 
     def build_row(self) -> dict[str, Any]:
         """Return the fields that are set as JSON values."""
+        # `end` is a field only if it is true.
         return {name: value for name, value in asdict(self).items() if value is not None and (value or name != "end")}
 
 
@@ -64,7 +65,8 @@ _FIELDS = [name for name in Feedback.__dataclass_fields__ if name != "at"]
 
 
 def parse_feedback(body: Any, at: float) -> Feedback:
-    """Return the feedback in a request's body. Raises Refused."""
+    """Return the feedback in a request's body, given at the time `at`. Raises Refused if it names nothing or has a
+    wrong field."""
     if not isinstance(body, Mapping):
         raise Refused("The body must be a JSON object.", code="invalid_json")
     for name in body:
@@ -90,14 +92,14 @@ def build_verdict(feedback: Sequence[Feedback]) -> Verdict | None:
 
     The reward is the latest score of the session, else the mean score over its replies.
     """
-    ratings = [each for each in feedback if each.is_rating]
+    ratings = [entry for entry in feedback if entry.is_rating]
     if not ratings:
         return None
     scores = [rating.score for rating in ratings if rating.reply is None and rating.score is not None]
-    by_reply = {
+    score_by_reply = {
         rating.reply: rating.score for rating in ratings if rating.reply is not None and rating.score is not None
     }
-    reward = scores[-1] if scores else sum(by_reply.values()) / len(by_reply) if by_reply else None
+    reward = scores[-1] if scores else sum(score_by_reply.values()) / len(score_by_reply) if score_by_reply else None
     likes = [rating.liked for rating in ratings if rating.liked is not None]
     details = {SCORER: [rating.build_row() for rating in ratings]}
     return Verdict(reward, likes[-1] if likes else None, "said by people", details=details, scorer=SCORER)

@@ -107,6 +107,7 @@ class ObservingRelay:
         return not self._requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request: /health, feedback, or a path below /v1/ that is forwarded to the endpoint."""
         headers: Headers = dict(scope["headers"])
         welcome(scope)
         task = asyncio.current_task()
@@ -120,12 +121,13 @@ class ObservingRelay:
                 return
             _refuse_pages(scope)
             if path in ("/feedback", "/v1/feedback"):
-                await self._take_feedback(scope, headers, receive, send, session)
+                await self._receive_feedback(scope, headers, receive, send, session)
             elif path.startswith("/v1/"):
-                await self._pass_on(scope, headers, receive, send, path.removeprefix("/v1/"), session)
+                await self._relay_call(scope, headers, receive, send, path.removeprefix("/v1/"), session)
             else:
                 raise Refused(f"Not Found: {path}. This proxy forwards only paths that begin with /v1/.", status=404)
         except Refused as refused:
+            # Delay the answer to a wrong key, so that keys cannot be guessed quickly.
             if refused.status == 401:
                 await after_wrong_key(scope)
             allow = ((b"allow", b"POST"),) if refused.status == 405 else ()
@@ -147,13 +149,21 @@ class ObservingRelay:
         await asyncio.gather(*self._write_tasks, return_exceptions=True)
         await self._client.aclose()
 
-    async def _take_feedback(
+    async def _receive_feedback(
         self, scope: Scope, headers: Headers, receive: Receive, send: Send, session: str | None
     ) -> None:
+        """Record the feedback in a request, and answer with the episode that it belongs to.
+
+        Args:
+            session: session named by the request's path, used if the body names none.
+
+        Raises:
+            Refused: key, method, type or content is wrong, or the feedback cannot be written.
+        """
         if scope["method"] != "POST":
             raise Refused("Send feedback by a POST request.", status=405)
-        offered = headers.get(b"authorization", b"").rpartition(b" ")[2]
-        if self._key is not None and not hmac.compare_digest(offered, self._key.encode()):
+        sent_key = headers.get(b"authorization", b"").rpartition(b" ")[2]
+        if self._key is not None and not hmac.compare_digest(sent_key, self._key.encode()):
             raise Refused("The key for feedback is incorrect.", status=401, code="invalid_api_key")
         if headers.get(b"content-type", b"").split(b";")[0].strip() != b"application/json":
             # A web page cannot send this type to another server without a preflight request.
@@ -169,16 +179,23 @@ class ObservingRelay:
             fields.setdefault("session", session)
         feedback = parse_feedback(fields, time.time())
         try:
-            answer = await self._finish_write(self._sessions.add_feedback(feedback))
-        except OSError as problem:
-            reason = f"The feedback could not be written to disk: {problem.strerror}."
-            raise Refused(reason, status=507, code="not_recorded") from problem
-        await send_json(send, 200, answer)
+            result = await self._finish_write(self._sessions.add_feedback(feedback))
+        except OSError as error:
+            reason = f"The feedback could not be written to disk: {error.strerror}."
+            raise Refused(reason, status=507, code="not_recorded") from error
+        await send_json(send, 200, result)
 
-    async def _pass_on(
+    async def _relay_call(
         self, scope: Scope, headers: Headers, receive: Receive, send: Send, path: str, named: str | None
     ) -> None:
-        """Relay one request to the endpoint, and record it if it is a model call in a known dialect."""
+        """Relay one request to the endpoint, and record it if it is a model call in a known dialect.
+
+        Relaying continues in a task of its own, so that the call is recorded as far as it got when the client leaves.
+
+        Args:
+            path: the path after /v1/.
+            named: session named by the request's path, or None.
+        """
         body = await read_body(scope, headers, receive)
         if body is None:
             return
@@ -194,40 +211,45 @@ class ObservingRelay:
                 dialect = None
             else:
                 if self._token_ids and dialect in ("chat", "completions"):
-                    body = await _run_function(is_long, partial(_ask_for_ids, body))
+                    body = await _run_function(is_long, partial(_add_token_id_request, body))
                 running = await self._finish_write(self._sessions.begin(name, row, is_long=is_long))
-        copy = ReplyCopy(dialect, redact)
-        passing = asyncio.ensure_future(self._relay_request(scope, body, path, send, copy))
-        watching = asyncio.ensure_future(_wait_for_leave(receive))
+        reply_copy = ReplyCopy(dialect, redact)
+        relay_task = asyncio.ensure_future(self._relay_request(scope, body, path, send, reply_copy))
+        leave_task = asyncio.ensure_future(_wait_for_leave(receive))
         try:
             if self._is_closing:  # the relay began to close while the call was begun
                 raise asyncio.CancelledError
-            await asyncio.wait([passing, watching], return_when=asyncio.FIRST_COMPLETED)
-            if not passing.done():
-                copy.note_leave()
+            await asyncio.wait([relay_task, leave_task], return_when=asyncio.FIRST_COMPLETED)
+            if not relay_task.done():
+                reply_copy.note_leave()
         except asyncio.CancelledError:
-            if not passing.done():
-                copy.problem, copy.finish = ENDED, "aborted"
-            if not self._is_closing or not passing.done():
+            if not relay_task.done():
+                reply_copy.problem, reply_copy.finish = ENDED, "aborted"
+            if not self._is_closing or not relay_task.done():
                 raise
         finally:
-            passing.cancel()
-            watching.cancel()
+            relay_task.cancel()
+            leave_task.cancel()
             try:
                 with suppress(asyncio.CancelledError):
-                    await passing
+                    await relay_task
             finally:
-                reply = await self._finish_write(_run_function(copy.is_long, copy.build_body))
-                problem: str | None = copy.problem
+                # The request may be cancelled here, but the session's file must get the complete row.
+                reply = await self._finish_write(_run_function(reply_copy.is_long, reply_copy.build_body))
+                problem: str | None = reply_copy.problem
                 if running is not None:
                     running.row.said = reply
-                    running.row.problem = copy.problem
-                    running.row.finish = copy.finish
+                    running.row.problem = reply_copy.problem
+                    running.row.finish = reply_copy.finish
                     await self._finish_write(self._sessions.end(running))
                     problem = running.call.error
-                if problem and (copy.finish != "aborted" or copy.was_silent) and self._log_limit.is_due(problem):
+                if (
+                    problem
+                    and (reply_copy.finish != "aborted" or reply_copy.was_silent)
+                    and self._log_limit.is_due(problem)
+                ):
                     logger.warning("{}: {}", self._endpoint, problem)
-        if copy.is_cut:
+        if reply_copy.is_cut:
             await break_off(scope)
 
     async def _finish_write(self, writing: Coroutine[Any, Any, T]) -> T:
@@ -254,6 +276,7 @@ class ObservingRelay:
             for name, value in scope["headers"]
             if name not in _CONNECTION and not name.startswith(b"x-ajet-")
         ]
+        # The copy for the record needs an uncompressed reply.
         headers.append((b"accept-encoding", b"identity"))
         content: bytes | AsyncIterator[bytes] | None = body or None
         if len(body) > _PIECE_BYTES:
@@ -264,10 +287,12 @@ class ObservingRelay:
         try:
             reply = await self._client.send(request, stream=True)
             try:
-                head = [(name.lower(), value) for name, value in reply.headers.raw]
-                head = [each for each in head if each[0] == b"content-length" or each[0] not in _CONNECTION]
+                reply_headers = [(name.lower(), value) for name, value in reply.headers.raw]
+                reply_headers = [
+                    header for header in reply_headers if header[0] == b"content-length" or header[0] not in _CONNECTION
+                ]
                 copy.begin(reply)
-                await send({"type": "http.response.start", "status": reply.status_code, "headers": head})
+                await send({"type": "http.response.start", "status": reply.status_code, "headers": reply_headers})
                 has_begun = True
                 async for part in reply.aiter_raw():
                     copy.feed(part)
@@ -275,20 +300,21 @@ class ObservingRelay:
             finally:
                 await reply.aclose()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        # Sending to a client that has left raises OSError.
         except OSError:
             copy.note_leave()
         except httpx.HTTPError as error:
-            hangs = isinstance(error, (httpx.ReadTimeout, httpx.WriteTimeout))
+            is_timeout = isinstance(error, (httpx.ReadTimeout, httpx.WriteTimeout))
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             reason = (
                 f"it sent nothing for {self._timeout:g} s (raise --timeout if its replies take longer)"
-                if hangs
+                if is_timeout
                 else reason
             )
             copy.finish, copy.is_cut = "error", has_begun
             copy.problem = f"the endpoint {'broke off its reply' if has_begun else 'did not answer'}: {reason}"
             if not has_begun:
-                status, code = (504, "endpoint_timeout") if hangs else (502, "endpoint_unreachable")
+                status, code = (504, "endpoint_timeout") if is_timeout else (502, "endpoint_unreachable")
                 refused = Refused(copy.problem, status=status, code=code)
                 await send_refusal(send, refused, _format_error("/v1/" + path, refused))
 
@@ -303,7 +329,8 @@ async def _run_function(is_long: bool, function: Callable[[], T]) -> T:
     return await asyncio.to_thread(function) if is_long else function()
 
 
-def _ask_for_ids(body: bytes) -> bytes:
+def _add_token_id_request(body: bytes) -> bytes:
+    """Add `return_token_ids` to a request's JSON body. A body that is no JSON object stays unchanged."""
     try:
         return json.dumps({**load_json(body), "return_token_ids": True}).encode()
     except (ValueError, TypeError, RecursionError):  # the endpoint reports the error
@@ -311,17 +338,18 @@ def _ask_for_ids(body: bytes) -> bytes:
 
 
 def _split_path(scope: Scope) -> tuple[str | None, str]:
-    """Return the session named by a path /s/NAME/…, and the rest of the path."""
+    """Return (session, path) of a request's path: a path /s/NAME/PATH names the session NAME, any other names none
+    (None)."""
     path = scope["raw_path"].decode("latin-1")  # the raw path: %2F is not a separator
-    if _leads_out(path):
+    if _may_leave_folder(path):
         raise Refused(f"Not Found: {path}.", status=404)
     if not path.startswith("/s/"):
         return None, path
-    name, _, rest = path.removeprefix("/s/").partition("/")
-    return _check_name(unquote(name)), "/" + rest
+    name, _, remaining_path = path.removeprefix("/s/").partition("/")
+    return _check_name(unquote(name)), "/" + remaining_path
 
 
-def _leads_out(path: str) -> bool:
+def _may_leave_folder(path: str) -> bool:
     """Return True if a server that decodes the path, even repeatedly, could leave its folder."""
     decoded = path
     try:
@@ -354,17 +382,20 @@ def _list_foreign(scope: Scope, header: bytes) -> list[str]:
 
 
 def _read_name(headers: Headers, header: bytes) -> str | None:
+    """Return the name in a header, or None without the header. Raises Refused for an invalid name."""
     value = headers.get(header)
     return None if value is None else _check_name(value.decode("utf-8", "replace").strip())
 
 
 def _check_name(name: str) -> str:
+    """Return a session's or agent's name unchanged. Raises Refused if it is empty, too long or has control characters."""
     if not _NAME.fullmatch(name):
         raise Refused("The name of a session or agent must have 1 to 128 printable characters.", code="invalid_value")
     return name
 
 
 def _format_error(path: str, refused: Refused) -> dict[str, Any]:
+    """Return a refusal as JSON in the protocol of the requested path: Anthropic's for /v1/messages, else OpenAI's."""
     return anthropic.error_body(refused) if path.startswith("/v1/messages") else chat.error_body(refused)
 
 
@@ -376,5 +407,6 @@ async def _cut_body(body: bytes) -> AsyncIterator[bytes]:
 
 
 async def _wait_for_leave(receive: Receive) -> None:
+    """Return once the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

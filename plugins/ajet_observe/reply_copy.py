@@ -76,6 +76,7 @@ class ReplyCopy:
         if location := reply.headers.get("location", ""):
             self._redirect = " to " + _PASSWORD.sub("//", location.partition("?")[0])
         if reply.headers.get("content-encoding", "identity") in ("gzip", "deflate"):
+            # 47 makes zlib detect whether the data are gzip or deflate.
             self._decompressor = zlib.decompressobj(47)
         if self._dialect is not None and reply.headers.get("content-type", "").startswith("text/event-stream"):
             self._stream = RemoteStream(self._dialect)
@@ -110,9 +111,9 @@ class ReplyCopy:
         if self._dialect is not None and (self._status >= 400 or (is_redirect and not self.problem)):
             outcome = f"answered with a redirect{self._redirect}" if is_redirect else "refused"
             is_page = body is None or (isinstance(body, dict) and list(body) == ["text"])
-            came = describe_body(self._dialect, body) if is_page else json.dumps(body, ensure_ascii=False)
-            came = self._redact(came)[:500]  # redacted first, so that no part of a key remains
-            self.problem = self._redact(f"the endpoint {outcome} with status {self._status}: ") + came
+            answer_text = describe_body(self._dialect, body) if is_page else json.dumps(body, ensure_ascii=False)
+            answer_text = self._redact(answer_text)[:500]  # redacted first, so that no part of a key remains
+            self.problem = self._redact(f"the endpoint {outcome} with status {self._status}: ") + answer_text
             self.finish = "error"
             return None
         self.problem = self._redact(self.problem)[:500]
@@ -122,6 +123,7 @@ class ReplyCopy:
         return body
 
     def _find_problem(self, body: Any) -> str:
+        """Describe why the copied reply is not complete, or return ""."""
         if self._body_size > MAX_COPIED:
             return f"the reply is larger than {MAX_COPIED >> 20} MiB, so it is not recorded"
         if self._stream is None:
@@ -132,13 +134,14 @@ class ReplyCopy:
 
 
 def build_key_redactor(headers: Mapping[bytes, bytes], query: bytes) -> Redactor:
-    """Return a function that replaces all secrets of a request's headers and query in a text."""
-    keys: list[str] = []
-    for name, encoded in headers.items():
-        value = encoded.decode("latin-1").strip()
+    """Return a redactor that replaces all secrets in a request's headers and query by a mark."""
+    secrets: list[str] = []
+    for name, raw_value in headers.items():
+        value = raw_value.decode("latin-1").strip()
         if name == b"cookie":
-            keys += (each.partition("=")[2].strip() for each in value.split(";"))
+            secrets += (cookie.partition("=")[2].strip() for cookie in value.split(";"))
         elif is_secret_name(name.decode("latin-1")):
-            keys.append(value.rpartition(" ")[2])
-    keys += (value for name, value in parse_qsl(query.decode("latin-1")) if name == "key" or is_secret_name(name))
-    return Redactor({}, [("api_key", key) for key in keys])
+            # The last word: the header may be "Bearer KEY".
+            secrets.append(value.rpartition(" ")[2])
+    secrets += (value for name, value in parse_qsl(query.decode("latin-1")) if name == "key" or is_secret_name(name))
+    return Redactor({}, [("api_key", key) for key in secrets])

@@ -23,6 +23,7 @@ class RelayServer:
     """Serves a relay until `stop` is called."""
 
     def __init__(self, relay: ObservingRelay, sessions: ObservedSessions, listening: socket.socket) -> None:
+        """Start serving on a socket that listens already, in a thread of its own."""
         self._relay = relay
         self._sessions = sessions
         self._listening_socket = listening
@@ -39,6 +40,7 @@ class RelayServer:
         self._thread.join()
 
     def _run_loop(self, started: Callable[[], None]) -> None:
+        """Run the event loop of the server's thread. `started` is called once requests can be served."""
         # The coroutine is closed explicitly: it never begins if the loop cannot be made.
         with (
             closing(self._listening_socket),
@@ -47,17 +49,19 @@ class RelayServer:
             asyncio.run(serving)
 
     async def _serve_requests(self, started: Callable[[], None]) -> None:
+        """Serve requests until `stop`, then end all requests and all sessions."""
         self._listener = Listener(self._relay)
-        checking = asyncio.ensure_future(self._close_idle_sessions())
+        idle_check = asyncio.ensure_future(self._close_idle_sessions())
         started()
         try:
             await self._listener.serve(sockets=[self._listening_socket])
         finally:
-            checking.cancel()
+            idle_check.cancel()
             await self._relay.close()
             self._sessions.close_idle(all_of_them=True)
 
     async def _close_idle_sessions(self) -> None:
+        """End idle sessions every _CHECK_EVERY_S seconds."""
         while True:
             await asyncio.sleep(_CHECK_EVERY_S)
             self._sessions.close_idle()

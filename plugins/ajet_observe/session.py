@@ -74,6 +74,13 @@ class ObservedSession:
     """One open conversation of an observed agent."""
 
     def __init__(self, name: str, number: int, file: Path, started_at: float) -> None:
+        """Create an open session.
+
+        Args:
+            number: number of earlier sessions with this name.
+            file: the session's file, whose name is the uuid of the episode.
+            started_at: start in seconds since the epoch.
+        """
         self.name = name
         self.number = number
         self.file = file
@@ -97,7 +104,8 @@ class ObservedSession:
         """The requests of calls in progress, by the call's index."""
 
     def begin(self, row: ObservedCall) -> Call:
-        """Record the request of a new call."""
+        """Record the request of a new call, and return the call. Fields that cannot be parsed are stored as sent in
+        `extra`."""
         request, dropped = _parse_request(row, self._dialect_state)
         call = self._add_call(row, request)
         self._requests[call.index] = request
@@ -109,17 +117,19 @@ class ObservedSession:
         """Record the end of a call."""
         self.calls += 1
         request = self._requests.pop(call.index)
-        failed = row.said is None and bool(row.problem)
-        reply = RemoteReply() if failed else parse_reply(row.dialect, row.said)
+        has_failed = row.said is None and bool(row.problem)
+        reply = RemoteReply() if has_failed else parse_reply(row.dialect, row.said)
         if reply.id:
             self._reply_ids.add(reply.id)
         if not reply.choices:
             self._settle_choice(row, call, None, reply)
         for index, choice in enumerate(reply.choices):
+            # Each further choice of a reply (n > 1) becomes a call of its own with the same request.
             if index:
-                first, call = call, self._add_call(row, request)
-                call.extra = {**first.extra, **call.extra}
+                first_call, call = call, self._add_call(row, request)
+                call.extra = {**first_call.extra, **call.extra}
             self._settle_choice(row, call, choice, reply)
+        # Later requests may refer to this response by its id, as `previous_response_id`.
         if row.dialect == "responses" and reply.choices and reply.id and request.options is not None:
             output = open_reasoning(row.said["output"])
             request.options.store_response({"status": "completed", "tools": [], **row.said, "output": output})
@@ -132,14 +142,16 @@ class ObservedSession:
         """Return the episode of all calls."""
         capture = self._recorder.capture
         calls, messages = capture.calls, capture.messages
-        lines, untrained = timelines(calls)
-        prompts = (messages[index] for call in calls for index in call.messages)
-        query = next((extract_text(message) for message in prompts if message.get("role") == "user"), "")
+        episode_timelines, untrained = timelines(calls)
+        prompt_messages = (messages[index] for call in calls for index in call.messages)
+        query = next((extract_text(message) for message in prompt_messages if message.get("role") == "user"), "")
         is_exact = bool(calls) and all(call.extra.get("exact", False) for call in calls)
         failure = None
         if calls and calls[-1].error:
-            has_left = calls[-1].finish == "aborted"
-            failure = Failure("agent" if has_left else "engine", "left" if has_left else "endpoint", calls[-1].error)
+            has_client_left = calls[-1].finish == "aborted"
+            failure = Failure(
+                "agent" if has_client_left else "engine", "left" if has_client_left else "endpoint", calls[-1].error
+            )
         return Episode(
             self.uuid,
             Task(main_query=query, task_id=self.name, metadata={"observed": True, "exact": is_exact}),
@@ -154,13 +166,14 @@ class ObservedSession:
             calls=calls,
             messages=messages,
             tools=capture.tools,
-            timelines=lines,
+            timelines=episode_timelines,
             untrained=untrained,
             started=self.began,
             ended=max((call.ended for call in calls), default=self.began),
         )
 
     def _add_call(self, row: ObservedCall, request: ParsedRequest) -> Call:
+        """Add a call to the record when its request arrives, with the model and settings of the request."""
         recorder = self._recorder
         model = row.sent.get("model")
         settings = {name: value for name, value in row.sent.items() if name not in _NO_SETTINGS}
@@ -178,6 +191,7 @@ class ObservedSession:
         return call
 
     def _settle_choice(self, row: ObservedCall, call: Call, choice: RemoteChoice | None, reply: RemoteReply) -> None:
+        """Record a call's end: the message and tokens of a choice, or the failure if the reply has none."""
         problem = row.problem or reply.problem
         call.extra |= {"id": reply.id, "usage": dict(reply.usage), "exact": False}
         if choice is None:
@@ -191,13 +205,23 @@ class ObservedSession:
         self._recorder.settle(call, finish, message=choice.message, error=problem or None)
 
     def _set_tokens(self, call: Call, choice: RemoteChoice) -> None:
-        calls, extends = self._recorder.capture.calls, self._recorder.stored[call.index].extends
+        """Store the token ids that the endpoint reported for a call.
+
+        The call's parent is the earlier call that shares the longest beginning with its prompt.
+        """
+        calls, continued_call = self._recorder.capture.calls, self._recorder.stored[call.index].extends
         prompt = np.array(choice.prompt_ids, np.int32)
-        compared = {*range(max(0, call.index - _COMPARED_CALLS), call.index), *([] if extends is None else [extends])}
-        shared = [(common_start(prompt, full_ids(calls, each)), each) for each in compared]
-        prefix, parent = max(shared, default=(0, 0))
+        compared_calls = {
+            *range(max(0, call.index - _COMPARED_CALLS), call.index),
+            *([] if continued_call is None else [continued_call]),
+        }
+        shared_lengths = [
+            (common_start(prompt, full_ids(calls, earlier_call)), earlier_call) for earlier_call in compared_calls
+        ]
+        prefix, parent = max(shared_lengths, default=(0, 0))
         call.parent, call.prefix = (parent, prefix) if prefix else (None, 0)
         call.suffix_ids, call.response_ids = prompt[prefix:], np.array(choice.reply_ids, np.int32)
+        # An endpoint may report ids without log-probabilities; these are 0, and the call is never trained.
         logprobs = choice.logprobs or np.zeros(len(choice.reply_ids))
         call.logprobs = np.array(logprobs, np.float32)
         call.logprobs_unit = np.array(logprobs, np.float32)
@@ -220,36 +244,54 @@ def _redact_named(value: Any) -> Any:
     return [_redact_named(item) for item in value] if isinstance(value, list) else value
 
 
-def _parse_request(row: ObservedCall, stored: dict[str, Any]) -> tuple[ParsedRequest, set[str]]:
-    """Parse the conversation of a recorded request. Return it with the names of fields that could not be parsed.
+def _parse_request(row: ObservedCall, dialect_state: dict[str, Any]) -> tuple[ParsedRequest, set[str]]:
+    """Parse the conversation of a recorded request.
 
-    Messages that cannot be parsed become one message with their JSON.
+    The first field that cannot be parsed is dropped or replaced, and parsing starts again. A conversation that cannot
+    be
+    parsed becomes one message with its JSON.
+
+    Args:
+        dialect_state: the dialects' state of the session.
+
+    Returns:
+        The parsed request, and the names of the fields that could not be parsed.
     """
-    dialect, names = _DIALECTS[row.dialect]
-    main = names[0]
-    fields = {name: row.sent[name] for name in names if name in row.sent}
+    dialect, field_names = _DIALECTS[row.dialect]
+    conversation_field = field_names[0]
+    fields = {name: row.sent[name] for name in field_names if name in row.sent}
     if isinstance(fields.get("input"), list):
         fields["input"] = open_reasoning(fields["input"])
     dropped: set[str] = set()
     while True:
         try:
-            request = dialect.parse(fields, Caller(row.agent, dialect_state=stored))
+            request = dialect.parse(fields, Caller(row.agent, dialect_state=dialect_state))
             if not request.prompts:
                 return request, dropped
             if len(request.prompts) == 1 and isinstance(prompt := request.prompts[0], str):
                 return replace(request, messages=({"role": "user", "content": prompt},), prompts=()), dropped
-            refused_field = main
+            # Several prompts in one request are no conversation.
+            refused_field = conversation_field
         except Refused as refused:
             refused_field = re.split(r"[.\[]", refused.param or "")[0]
         if refused_field not in _OPTIONAL:
-            text = json.dumps({main: row.sent[main]} if main in row.sent else {}, ensure_ascii=False)
-            fields[main] = [{"role": "user", "content": text}] if main == "messages" else text
-            refused_field, fields = main, {name: fields[name] for name in fields if name in (main, *_OPTIONAL)}
+            text = json.dumps(
+                {conversation_field: row.sent[conversation_field]} if conversation_field in row.sent else {},
+                ensure_ascii=False,
+            )
+            fields[conversation_field] = (
+                [{"role": "user", "content": text}] if conversation_field == "messages" else text
+            )
+            refused_field, fields = (
+                conversation_field,
+                {name: fields[name] for name in fields if name in (conversation_field, *_OPTIONAL)},
+            )
         else:
             del fields[refused_field]
         dropped.add(refused_field)
 
 
 def _read_temperature(value: Any) -> float:
+    """Return a request's temperature, or 1.0, the protocols' default, if it is no finite number."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     return float(value) if is_number else 1.0

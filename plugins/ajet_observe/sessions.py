@@ -118,12 +118,12 @@ class ObservedSessions:
         row.started, row.ended = call.started, time.time()
         try:
             async with session.writing:
-                before = session.bytes
+                size_before = session.bytes
                 try:
                     await self._write_row(session, dict(row))
-                except OSError as problem:
-                    logger.error("a model call could not be written to its session file {}: {}", session.file, problem)
-                is_long = session.bytes - before > LONG_BYTES
+                except OSError as error:
+                    logger.error("a model call could not be written to its session file {}: {}", session.file, error)
+                is_long = session.bytes - size_before > LONG_BYTES
                 async with session.recording:
                     await asyncio.to_thread(session.settle, row, call) if is_long else session.settle(row, call)
         finally:
@@ -132,6 +132,7 @@ class ObservedSessions:
             if session.calls >= MAX_CALLS or session.bytes >= MAX_BYTES:
                 self._end_session(session)
             self._close_if_over(session)
+            # Waiting feedback continues with the set event; later feedback waits for the next call.
             self._all_calls_ended.set()
             self._all_calls_ended = asyncio.Event()
 
@@ -184,17 +185,18 @@ class ObservedSessions:
                 session.bytes = file.stat().st_size
                 self.folder.mkdir(parents=True, exist_ok=True)
                 file.rename(session.file)
-            except (UserError, OSError, KeyError, ValueError, Refused) as problem:
-                logger.warning("the recorded session {} cannot be read; the file stays where it is: {}", file, problem)
+            except (UserError, OSError, KeyError, ValueError, Refused) as error:
+                logger.warning("the recorded session {} cannot be read; the file stays where it is: {}", file, error)
                 continue
             count += 1
-            older, newer = sorted(
-                (self._open_sessions.get(session.name, session), session), key=lambda each: each.began
+            # Only one session of a name can be open: the newer one continues, the older one ends.
+            older_session, newer_session = sorted(
+                (self._open_sessions.get(session.name, session), session), key=lambda candidate: candidate.began
             )
-            self._open_sessions[session.name] = newer
-            for each in (older, newer):
-                if (each is older and older is not newer) or each.is_over:
-                    self._close_session(each)
+            self._open_sessions[session.name] = newer_session
+            for candidate in (older_session, newer_session):
+                if (candidate is older_session and older_session is not newer_session) or candidate.is_over:
+                    self._close_session(candidate)
         return count
 
     def _restore_session(self, rows: Sequence[Mapping[str, Any]], file: Path) -> ObservedSession:
@@ -218,6 +220,7 @@ class ObservedSessions:
         return session
 
     def _close_session(self, session: ObservedSession) -> None:
+        """End a session without calls in progress: build its episode, and pass it on with the session's file."""
         session.is_closed = True
         if self._open_sessions.get(session.name) is session:
             del self._open_sessions[session.name]
@@ -251,13 +254,15 @@ class ObservedSessions:
         Args:
             episode: id of the episode; None if no session or reply matches the feedback.
         """
-        about = {"episode": episode} if episode else {}
+        episode_field = {"episode": episode} if episode else {}
         async with self._late_lock:
-            row = self.redact.row({**feedback.build_row(), **about})
+            row = self.redact.row({**feedback.build_row(), **episode_field})
             await asyncio.to_thread(append_lines, self.late, [row])
-        return {"recorded": True, "known": episode is not None, **about}
+        return {"recorded": True, "known": episode is not None, **episode_field}
 
     def _list_open(self) -> Iterator[ObservedSession]:
+        """Yield the sessions that can still get feedback: the open ones, then those that end with their calls, newest
+        first."""
         yield from self._open_sessions.values()
         yield from reversed(self._ending_sessions)
 
@@ -269,10 +274,14 @@ class ObservedSessions:
         deadline = time.monotonic() + REPLY_WAIT_S
         while True:
             if feedback.reply is None:
-                return next((each for each in self._list_open() if each.name == feedback.session), None)
-            session = next((each for each in self._list_open() if each.has_reply(feedback.reply)), None)
+                return next(
+                    (open_session for open_session in self._list_open() if open_session.name == feedback.session), None
+                )
+            session = next(
+                (open_session for open_session in self._list_open() if open_session.has_reply(feedback.reply)), None
+            )
             is_ended = _build_key(feedback) in self._episode_of_feedback_key
-            if session is not None or is_ended or not any(each.running for each in self._list_open()):
+            if session is not None or is_ended or not any(open_session.running for open_session in self._list_open()):
                 return session
             try:
                 await asyncio.wait_for(self._all_calls_ended.wait(), deadline - time.monotonic())
@@ -280,25 +289,28 @@ class ObservedSessions:
                 return None
 
     async def _write_row(self, session: ObservedSession, row: Mapping[str, Any]) -> None:
+        """Append a row to a session's file, before it the head if the file is new. The file is written in a thread."""
         head = {"session": session.name, "number": session.number, "began": session.began}
         rows = [row] if session.bytes else [head, row]
         self.folder.mkdir(parents=True, exist_ok=True)
 
-        def write() -> int:
-            lines = [self.redact.row(each) for each in rows]
+        def append_rows() -> int:
+            """Append the redacted rows, and return the number of characters written."""
+            lines = [self.redact.row(entry) for entry in rows]
             append_lines(session.file, lines)
             return sum(map(len, lines))
 
-        session.bytes += await asyncio.to_thread(write)
+        session.bytes += await asyncio.to_thread(append_rows)
 
 
-def _remember_entry(known: OrderedDict[str, Any], key: str, value: Any) -> None:
-    """Set the newest entry of `known`, and delete the oldest beyond MAX_ENDED."""
-    known[key] = value
-    known.move_to_end(key)
-    if len(known) > MAX_ENDED:
-        known.popitem(last=False)
+def _remember_entry(entries: OrderedDict[str, Any], key: str, value: Any) -> None:
+    """Set the newest entry of `entries`, and delete the oldest beyond MAX_ENDED."""
+    entries[key] = value
+    entries.move_to_end(key)
+    if len(entries) > MAX_ENDED:
+        entries.popitem(last=False)
 
 
 def _build_key(feedback: Feedback) -> str:
+    """Return the key by which ended episodes are found for feedback: the reply's id, or the session's name."""
     return f"reply {feedback.reply}" if feedback.reply is not None else f"session {feedback.session}"
