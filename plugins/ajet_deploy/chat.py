@@ -57,7 +57,11 @@ def chat(
     """Answer `prompt` once, or read lines until an empty line or end of file, and return the exit code 0.
 
     Args:
-        run: A run, or the folder of its checkpoint.
+        run: A run, or the folder of one of its checkpoints.
+        root: Folder of all runs.
+        prompt: The only question, or None to read questions from the terminal.
+        system: System prompt for the model, or None.
+        through_agent: True to ask the run's agent instead of the model.
         conf: The YAML with agent and settings. None: the record's settings.
         adapter: Name of the answering adapter, if there are several.
 
@@ -68,9 +72,9 @@ def chat(
     from ajet.config.dotenv import load_project_dotenv
 
     expected = "a run folder with a resolved.yaml and checkpoints/"
-    path, step = Path(run).expanduser(), None
-    if NAME.fullmatch(path.name) and (path / STATE).is_file() and path.parent.name == "checkpoints":
-        run, step = str(path.absolute().parent.parent), int(path.name.removeprefix("step-"))
+    run_path, step = Path(run).expanduser(), None
+    if NAME.fullmatch(run_path.name) and (run_path / STATE).is_file() and run_path.parent.name == "checkpoints":
+        run, step = str(run_path.absolute().parent.parent), int(run_path.name.removeprefix("step-"))
     folder = require_run(run, root, holding="resolved.yaml", expected=expected)
     checkpoints = checkpoints_of(folder)
     if step is None:
@@ -80,10 +84,14 @@ def chat(
         checkpoint = select_checkpoint(checkpoints, step)
     if checkpoint is None:
         raise UserError(f"The run {run} has saved no checkpoint yet.", where=str(folder / "checkpoints"))
-    model = find_model_folder(folder, checkpoint)
-    console.print(Text(f"{model}{' · an empty line ends the chat' if prompt is None else ''}", "dim"), soft_wrap=True)
-    if not (model / "config.json").is_file():
-        raise UserError("This checkpoint contains no model.", where=str(model), expected="a folder with a config.json")
+    model_folder = find_model_folder(folder, checkpoint)
+    console.print(
+        Text(f"{model_folder}{' · an empty line ends the chat' if prompt is None else ''}", "dim"), soft_wrap=True
+    )
+    if not (model_folder / "config.json").is_file():
+        raise UserError(
+            "This checkpoint contains no model.", where=str(model_folder), expected="a folder with a config.json"
+        )
     load_project_dotenv(record=folder)
     if conf is None:
         experiment = load_recorded_settings(folder)
@@ -93,16 +101,17 @@ def chat(
             )
     else:
         experiment = load_experiment(conf, backbone="debug")
-    experiment.ajet.model.path = str(model.absolute())
+    experiment.ajet.model.path = str(model_folder.absolute())
     if through_agent:
         _chat_with_agent(experiment, prompt)
     else:
-        _require_adapter(Adapters.from_folder(model), adapter, run)
+        _require_adapter(Adapters.from_folder(model_folder), adapter, run)
         _chat_with_model(experiment, prompt, system, adapter)
     return 0
 
 
 def _require_adapter(adapters: Adapters, adapter: str | None, run: str) -> None:
+    """Raise UserError if the model has no adapter of this name, or if it has several and none is named."""
     if adapter in (adapters.names or (None,)):
         return
     adapter_list = ", ".join(adapters.names)
@@ -117,6 +126,7 @@ def _require_adapter(adapters: Adapters, adapter: str | None, run: str) -> None:
 
 
 def _chat_with_model(experiment: Experiment, prompt: str | None, system: str | None, adapter: str | None) -> None:
+    """Answer each line of the user by the model, in one conversation."""
     from ajet.engine.drivers import open_sampler
     from ajet.rollout.components import make_renderer
 
@@ -161,6 +171,7 @@ def _chat_with_agent(experiment: Experiment, prompt: str | None) -> None:
 
 
 def _read_lines(prompt: str | None) -> Iterator[str]:
+    """Yield the prompt, or without one each line that the user types, until an empty line or the end of input."""
     if prompt is not None:
         yield prompt
         return

@@ -96,16 +96,22 @@ class ModelServer:
     @property
     def is_idle(self) -> bool:
         """True if no request is open."""
-        return all(each.idle for each in (*self.earlier, self.session) if each)
+        return all(session.idle for session in (*self.earlier, self.session) if session)
 
     def _close_idle(self) -> None:
-        for session in [each for each in self.earlier if each.idle]:
+        """Close earlier sessions that have no open request any more."""
+        for session in [earlier for earlier in self.earlier if earlier.idle]:
             session.close()
             self.earlier.remove(session)
 
     def _open_session(self) -> None:
+        """Open a gateway session for the clients' key, in place of the present one.
+
+        The present session stays open until its requests have ended. Its stored Responses stay available.
+        """
         session = self.gateway.open(
             secrets.token_hex(8),
+            # The time makes the random numbers of each session different.
             key=(self.experiment.ajet.seed, 0, time.time_ns() & 0x7FFFFFFF),
             sampling=choose_sampling(self.experiment.ajet, "validation"),
             trainable=(),
@@ -132,18 +138,22 @@ def deploy(options: DeployOptions) -> int:
     with serve_model(options) as model:
         _print_address(model)
 
-        def look() -> None:
+        def renew_periodically() -> None:
             time.sleep(POLL_S)
             model.renew_sessions()
 
         with Interrupts().install() as interrupts:
-            serve_until_ended(interrupts, look, lambda: model.is_idle)
+            serve_until_ended(interrupts, renew_periodically, lambda: model.is_idle)
     return 0
 
 
 @contextmanager
 def serve_model(options: DeployOptions) -> Iterator[ModelServer]:
-    """Serve the model within the block. Raises UserError."""
+    """Serve the model of a run within the block, and yield its server.
+
+    Raises:
+        UserError: the run, its checkpoint or its base model cannot be used, or the port is not free.
+    """
     from ajet.backbone import open_backbone
     from ajet.config.dotenv import load_project_dotenv
 
@@ -157,19 +167,21 @@ def serve_model(options: DeployOptions) -> Iterator[ModelServer]:
     settings.gateway.host, settings.gateway.port = options.host, options.port
     if options.engine is not None:
         settings.rollout.engine = "vllm" if options.engine == "vllm" else "transformers"
-    with _open_weights(options, folder, checkpoint, experiment) as model:
-        settings.model.path = str(model.absolute())
+    with _open_weights(options, folder, checkpoint, experiment) as model_folder:
+        settings.model.path = str(model_folder.absolute())
         try:
-            logger.info("serving {}; the model card is {}", model, write_card(folder, checkpoint))
-        except OSError as problem:
-            logger.warning("serving {}; its model card cannot be written: {}", model, problem)
+            logger.info("serving {}; the model card is {}", model_folder, write_card(folder, checkpoint))
+        except OSError as error:
+            logger.warning("serving {}; its model card cannot be written: {}", model_folder, error)
         backbone = open_backbone(experiment)
         gateway = None
         try:
             gateway = open_gateway(experiment, backbone.engine, backbone.tokenizer)
             name = options.name or folder.name
             # Several adapters have their own names, a single adapter has the run's. None is the model without adapter.
-            models: dict[str, str | None] = {name if each == TUNED else each: each for each in backbone.adapters.names}
+            models: dict[str, str | None] = {
+                name if adapter == TUNED else adapter: adapter for adapter in backbone.adapters.names
+            }
             models |= {BASE: None} if backbone.adapters else {}
             yield ModelServer(gateway, key, next(iter(models), name), experiment, models).open()
         finally:
@@ -182,10 +194,14 @@ def serve_model(options: DeployOptions) -> Iterator[ModelServer]:
 def _open_weights(
     options: DeployOptions, folder: Path, checkpoint: Checkpoint, experiment: Experiment
 ) -> Iterator[Path]:
-    """Yield the folder of the served model. Raises UserError."""
-    model = find_model_folder(folder, checkpoint)
-    if not options.with_base or Adapters.from_folder(model):
-        yield model
+    """Yield the folder of the served model: the checkpoint's, or with `--with-base` one that also has the base model.
+
+    Raises:
+        UserError: the base model cannot be served next to the run's.
+    """
+    model_folder = find_model_folder(folder, checkpoint)
+    if not options.with_base or Adapters.from_folder(model_folder):
+        yield model_folder
         return
     if options.name == BASE:
         raise UserError(
@@ -193,16 +209,16 @@ def _open_weights(
             where="--name",
             do="choose another name with --name",
         )
-    require_adapter(model)
+    require_adapter(model_folder)
     base_path = experiment.ajet.model.path
     assert base_path is not None, "a run with checkpoints has a base model"
-    base = find_recorded_model(base_path, base=experiment.base, record=folder, fetch=options.fetch)
-    with join_adapter(model, base) as both:
-        yield both
+    base_folder = find_recorded_model(base_path, base=experiment.base, record=folder, fetch=options.fetch)
+    with join_adapter(model_folder, base_folder) as joined_folder:
+        yield joined_folder
 
 
 def find_checkpoint(folder: Path, checkpoint: str) -> Checkpoint:
-    """Return the named checkpoint of the run in `folder`. Raises UserError."""
+    """Return the checkpoint `latest`, `best` or `step-N` of the run in `folder`. Raises UserError if there is none."""
     checkpoints = checkpoints_of(folder)
     if checkpoint == "best":
         return checkpoints.best() or select_checkpoint(checkpoints, None)
@@ -217,16 +233,17 @@ def find_checkpoint(folder: Path, checkpoint: str) -> Checkpoint:
 
 
 def _print_address(model: ModelServer) -> None:
-    base = model.gateway.base_url
+    """Print the models' names, the addresses for OpenAI's and Anthropic's clients, and a random key."""
+    base_url = model.gateway.base_url
     names = ", ".join(model.models) or model.name
-    answers = f" answer{'s' if len(model.models) < 2 else ''} on "
-    console.print(Text.assemble((names, "bold"), answers, (base, "bold")), soft_wrap=True)
+    verb_text = f" answer{'s' if len(model.models) < 2 else ''} on "
+    console.print(Text.assemble((names, "bold"), verb_text, (base_url, "bold")), soft_wrap=True)
     if KEY not in os.environ:
         console.print(f"API key (shown only once; set {KEY} to use your own):", markup=False)
         print_line(model.key)
-    root = base.removesuffix("/v1")
-    print_line(f"OpenAI (Chat Completions, Completions, Responses): base_url={base}\nAnthropic: base_url={root}\nPress "
-        "Ctrl-C to stop the server.")  # fmt: skip
+    root_url = base_url.removesuffix("/v1")
+    print_line(f"OpenAI (Chat Completions, Completions, Responses): base_url={base_url}\nAnthropic: base_url={root_url}\n"
+        "Press Ctrl-C to stop the server.")  # fmt: skip
 
 
 TUNED = "tuned"
