@@ -91,11 +91,13 @@ def build_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: Pa
 
 
 def _make_job_name(name: str) -> str:
-    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return f"ajet-{plain}"[:_LONGEST_NAME].rstrip("-")
+    """Return a name that Kubernetes and Slurm accept: lower-case letters, digits and dashes, at most 47 characters."""
+    clean_name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"ajet-{clean_name}"[:_LONGEST_NAME].rstrip("-")
 
 
 def _refuse_secrets(overrides: Sequence[str]) -> None:
+    """Raise ConfigError if an override contains a secret itself. A reference to an environment variable is allowed."""
     for override in overrides:
         key, _, value = override.partition("=")
         is_secret_key = is_secret_path(tuple(key.lstrip("+~").split("."))) and is_literal_secret(value)
@@ -109,6 +111,7 @@ def _refuse_secrets(overrides: Sequence[str]) -> None:
 
 
 def _list_variables(kind: Kind, name: str) -> tuple[str, ...]:
+    """Return the environment variables that a registered part needs, or () for a part that is not registered."""
     part = find_part(kind, name)
     return part.variables if part is not None else ()
 
@@ -126,13 +129,14 @@ def _collect_variables(experiment: Experiment, folder: Path) -> tuple[str, ...]:
     for _, value in list_leaves(experiment.raw):
         if isinstance(value, str):
             names.update(re.findall(r"oc\.env:\s*(\w+)", value))
-    logger = experiment.ajet.trainer_common.logger
-    for each in [logger] if isinstance(logger, str) else logger:
-        names.update(_list_variables("tracker", each))
-    agent = experiment.ajet.rollout.user_workflow
-    if isinstance(agent, str):
-        names.update(_list_variables("workflow", agent))
+    trackers = experiment.ajet.trainer_common.logger
+    for tracker in [trackers] if isinstance(trackers, str) else trackers:
+        names.update(_list_variables("tracker", tracker))
+    workflow = experiment.ajet.rollout.user_workflow
+    if isinstance(workflow, str):
+        names.update(_list_variables("workflow", workflow))
     path = experiment.settle_values()["model"]["path"]
     if not path.startswith("embedded:") and not Path(path).is_absolute():
+        # The model comes from the hub, where it may need a token.
         names.add("HF_TOKEN")
     return tuple(sorted(names))

@@ -38,27 +38,27 @@ def render_kuberay(job: ClusterJob, *, image: str, claim: str | None = None) -> 
         image: Image with ajet[verl]; the same Ray on all nodes.
         claim: NAME or NAME/SUBFOLDER of a persistent volume claim mounted as the job's folder; None: nodes have it.
     """
-    start = {} if job.kind == "npu" else {"num-gpus": str(job.accelerators)}
+    ray_start_params = {} if job.kind == "npu" else {"num-gpus": str(job.accelerators)}
     if job.cpus is not None:
-        start["num-cpus"] = str(job.cpus)
+        ray_start_params["num-cpus"] = str(job.cpus)
     cluster: dict[str, Any] = {}
     version = _find_ray_version()
     if version:
         cluster["rayVersion"] = version
-    if guarded := _supports_tokens(version):
+    if has_tokens := _supports_tokens(version):
         cluster["authOptions"] = {"mode": "token"}
     cluster["headGroupSpec"] = {
-        "rayStartParams": {"dashboard-host": "0.0.0.0", **start},
+        "rayStartParams": {"dashboard-host": "0.0.0.0", **ray_start_params},
         "template": _build_pod("ray-head", job, image, claim),
     }
-    if others := job.nodes - 1:
+    if worker_count := job.nodes - 1:
         cluster["workerGroupSpecs"] = [
             {
                 "groupName": "workers",
-                "replicas": others,
-                "minReplicas": others,
-                "maxReplicas": others,
-                "rayStartParams": start,
+                "replicas": worker_count,
+                "minReplicas": worker_count,
+                "maxReplicas": worker_count,
+                "rayStartParams": ray_start_params,
                 "template": _build_pod("ray-worker", job, image, claim),
             }
         ]
@@ -73,11 +73,17 @@ def render_kuberay(job: ClusterJob, *, image: str, claim: str | None = None) -> 
             "rayClusterSpec": cluster,
         },
     }
-    head = _HEAD + ("" if guarded else _OPEN) + (_SECRET if job.variables else "")
-    return head.format(name=job.name, operator="1.5.1" if guarded else "1.0") + dump_yaml(manifest)
+    header = _HEAD + ("" if has_tokens else _OPEN) + (_SECRET if job.variables else "")
+    return header.format(name=job.name, operator="1.5.1" if has_tokens else "1.0") + dump_yaml(manifest)
 
 
 def _build_pod(name: str, job: ClusterJob, image: str, claim: str | None) -> dict[str, Any]:
+    """Return the pod template of a head or worker node.
+
+    Args:
+        name: name of the container.
+        claim: NAME or NAME/SUBFOLDER of the volume claim with the job's folder, or None if each node has the folder.
+    """
     container: dict[str, Any] = {"name": name, "image": image, "workingDir": str(job.folder)}
     if job.variables:
         container["env"] = [_reference_secret(variable, job.name) for variable in job.variables]
@@ -90,10 +96,11 @@ def _build_pod(name: str, job: ClusterJob, image: str, claim: str | None) -> dic
     if claim is None:
         project: dict[str, Any] = {"hostPath": {"path": str(job.folder), "type": "Directory"}}
     else:
-        claim_name, _, inside = claim.partition("/")
+        claim_name, _, subfolder = claim.partition("/")
         project = {"persistentVolumeClaim": {"claimName": claim_name}}
-        if inside:
-            mount["subPath"] = inside
+        if subfolder:
+            mount["subPath"] = subfolder
+    # Ray's object store needs more shared memory than a container has by default.
     container["volumeMounts"] = [mount, {"name": "shared-memory", "mountPath": "/dev/shm"}]
     memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
     spec["volumes"] = [{"name": "project", **project}, memory]
@@ -101,11 +108,13 @@ def _build_pod(name: str, job: ClusterJob, image: str, claim: str | None) -> dic
 
 
 def _reference_secret(variable: str, secret: str) -> dict[str, Any]:
+    """Return the entry of a container's variable whose value comes from a Kubernetes secret, which may be missing."""
     reference = {"name": secret, "key": variable, "optional": True}
     return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
 
 
 def _supports_tokens(version: str) -> bool:
+    """True if this version of Ray can require a token of its clients. An unknown version counts as one that cannot."""
     numbers = version.split(".")[:2]
     return (
         len(numbers) == 2 and all(number.isdigit() for number in numbers) and tuple(map(int, numbers)) >= _TOKENS_SINCE

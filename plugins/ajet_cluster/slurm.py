@@ -103,7 +103,7 @@ steps+=($!)
 
 def render_slurm(job: ClusterJob) -> str:
     """Return the text of the batch script."""
-    others = job.nodes - 1
+    worker_count = job.nodes - 1
     return _SCRIPT.format(
         name=job.name,
         nodes=job.nodes,
@@ -114,13 +114,13 @@ def render_slurm(job: ClusterJob) -> str:
         folder=shlex.quote(str(job.folder)),
         resources=_format_resources(job),
         beside=LEFTOVERS_MODULE,
-        workers=_WORKERS.format(others=others) if others else "",
+        workers=_WORKERS.format(others=worker_count) if worker_count else "",
         command=shlex.join(job.command),
     )
 
 
 def _format_accelerators(job: ClusterJob) -> str:
-    """Return the sbatch option for accelerators."""
+    """Return the #SBATCH line that requests accelerators, or "" for a job without any."""
     if not job.accelerators or job.kind == "cpu":
         return ""
     option = f"gpus-per-node={job.accelerators}" if job.kind == "cuda" else f"gres=npu:{job.accelerators}"
@@ -128,6 +128,6 @@ def _format_accelerators(job: ClusterJob) -> str:
 
 
 def _format_resources(job: ClusterJob) -> str:
-    """Return the resource options of each Ray node."""
+    """Return the options of `ray start` for the accelerators and CPUs of each node."""
     option = f"--resources='{{\"NPU\": {job.accelerators}}}'" if job.kind == "npu" else f"--num-gpus={job.accelerators}"
     return option if job.cpus is None else f"{option} --num-cpus={job.cpus}"
