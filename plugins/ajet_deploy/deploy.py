@@ -242,8 +242,9 @@ def _print_address(model: ModelServer) -> None:
         console.print(f"API key (shown only once; set {KEY} to use your own):", markup=False)
         print_line(model.key)
     root_url = base_url.removesuffix("/v1")
-    print_line(f"OpenAI (Chat Completions, Completions, Responses): base_url={base_url}\nAnthropic: base_url={root_url}\n"
-        "Press Ctrl-C to stop the server.")  # fmt: skip
+    print_line(f"OpenAI (Chat Completions, Completions, Responses): base_url={base_url}")
+    print_line(f"Anthropic: base_url={root_url}")
+    print_line("Press Ctrl-C to stop the server.")
 
 
 TUNED = "tuned"

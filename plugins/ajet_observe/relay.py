@@ -388,7 +388,7 @@ def _read_name(headers: Headers, header: bytes) -> str | None:
 
 
 def _check_name(name: str) -> str:
-    """Return a session's or agent's name unchanged. Raises Refused if it is empty, too long or has control characters."""
+    """Return the name of a session or agent. Raises Refused if it is empty, too long or has control characters."""
     if not _NAME.fullmatch(name):
         raise Refused("The name of a session or agent must have 1 to 128 printable characters.", code="invalid_value")
     return name
