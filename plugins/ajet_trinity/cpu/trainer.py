@@ -39,6 +39,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         load_module: Any = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            """Execute the module with its own loader, then change it."""
             load_module(module)
             change_module(module)
 
@@ -56,6 +57,7 @@ def _drop_unknown_keys(module: Any) -> None:
     trinity_function = module._inject_targets
 
     def inject(config: Any, kind: Any, *args: Any, **kwargs: Any) -> None:
+        """Drop the keys that verl's config class lacks, then call Trinity's function."""
         for key in set(config) - set(kind.__dataclass_fields__) - {"_target_"}:
             if not key.startswith("log_prob_"):  # those verl renames by itself
                 del config[key]

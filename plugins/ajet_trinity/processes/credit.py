@@ -30,6 +30,7 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
     """Trinity's `algorithm.advantage_fn` that computes ajet's advantages before the trainer."""
 
     def __init__(self) -> None:
+        """Load the run's settings and its advantage algorithm, and connect to the run's mailbox."""
         experiment = load_context().experiment
         self._settings = experiment.ajet
         self._algorithm = open_algorithm(experiment.ajet, base=experiment.base)

@@ -28,6 +28,7 @@ class Letters(Monitor):
     """Trinity's `monitor.monitor_type` that sends the trainer's metrics to the run's own process."""
 
     def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
+        """Connect to the run's mailbox. `role` names the side that this monitor belongs to, explorer or trainer."""
         super().__init__(project, name, role, config)
         self.is_trainer = role == config.trainer.name
         self._sender = Sender()

@@ -40,6 +40,7 @@ class ReportingExplorer(Explorer):
     """Trinity's explorer, which also reports each step to the run's own process."""
 
     def __init__(self, config: Any) -> None:
+        """Create Trinity's explorer, and report this process to the run."""
         super().__init__(config)
         self._error_log = _ErrorLog()
         self.logger.addHandler(self._error_log)
@@ -63,6 +64,7 @@ class ReportingTrainer(Trainer):
     """Trinity's trainer, which also reports steps and checkpoints to the run's own process, and stops on request."""
 
     def __init__(self, config: Any) -> None:
+        """Create Trinity's trainer, and report this process to the run. No checkpoint counts as saved yet."""
         super().__init__(config)
         self._error_log = _ErrorLog()
         self.logger.addHandler(self._error_log)

@@ -19,6 +19,7 @@ class Tickets(BufferReader):
     """Trinity's reader of the task set (`storage_type`), which returns tickets instead of tasks."""
 
     def __init__(self, config: Any) -> None:
+        """Compute the number of tickets that the launch's steps need. `config` is Trinity's config of the task set."""
         self._config = config
         self._next = 0
         # A resumed launch needs tickets for the remaining steps only.

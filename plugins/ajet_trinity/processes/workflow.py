@@ -239,6 +239,7 @@ class _VersionReader:
     """
 
     def __init__(self, actor: Any) -> None:
+        """Prepare to read the versions of the engine behind the Ray handle `actor`."""
         self._actor = actor
         self._next: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[int]] = WeakKeyDictionary()
         self._last_request: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[int]] = WeakKeyDictionary()
