@@ -231,6 +231,7 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
         codes."""
 
         async def handle(request: Request) -> Response:
+            """Check the request, run `work` in a thread, and answer with its result or with its error's status."""
             refusal = find_refusal(request)
             if refusal is not None:
                 return refusal
@@ -288,6 +289,7 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
                 return _make_error(413, f"A note has at most {MOST_BYTES:,} bytes.")
 
         def work(request: Request) -> dict[str, Any]:
+            """Parse the body, and save the notes. Raises NoteError if the body is no JSON object."""
             try:
                 note = parse_object(body)
             except ValueError as error:

@@ -48,6 +48,7 @@ class EpisodeTable:
     """Keeps a table row for each episode of one run, and reads new ones. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
+        """Open the table of the run in `folder`. Nothing is read yet."""
         self.folder = folder / "episodes"
         self._files: dict[str, _EpisodeFile] = {}
         self._lock = threading.Lock()

@@ -110,7 +110,7 @@ def _sort_rows(rows: list[dict[str, Any]], wanted: TableFilter) -> list[dict[str
         return rows
 
     def make_sort_key(row: dict[str, Any]) -> tuple[bool, Any]:
-        """Return (is the value missing, value), so that missing values come last in both directions."""
+        """Return the sort key of a row, by which a missing value comes last in both directions."""
         value = row[wanted.sort]
         return (value is None) != wanted.descending, 0 if value is None else value
 

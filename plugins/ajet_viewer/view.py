@@ -58,6 +58,7 @@ class OpenedPage:
     """
 
     def __init__(self, address: str) -> None:
+        """Write the private file that redirects to `address`, and open it in the browser."""
         self._folder = HeldFolder("ajet-page-")
         file = self._folder.path / "viewer.html"
         try:
