@@ -102,4 +102,4 @@ def build_verdict(feedback: Sequence[Feedback]) -> Verdict | None:
     reward = scores[-1] if scores else sum(score_by_reply.values()) / len(score_by_reply) if score_by_reply else None
     likes = [rating.liked for rating in ratings if rating.liked is not None]
     details = {SCORER: [rating.build_row() for rating in ratings]}
-    return Verdict(reward, likes[-1] if likes else None, "said by people", details=details, scorer=SCORER)
+    return Verdict(reward, likes[-1] if likes else None, "feedback of users", details=details, scorer=SCORER)

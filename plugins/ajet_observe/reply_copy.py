@@ -41,6 +41,7 @@ class ReplyCopy:
     """
 
     def __init__(self, dialect: DialectName | None, redact: Redactor) -> None:
+        """Start an empty copy. `redact` removes the request's keys from what is recorded."""
         self.problem = ""
         self.finish: FinishReason | None = None
         self.is_cut = False
