@@ -139,6 +139,7 @@ def deploy(options: DeployOptions) -> int:
         _print_address(model)
 
         def renew_periodically() -> None:
+            """Wait POLL_S seconds, then replace full sessions."""
             time.sleep(POLL_S)
             model.renew_sessions()
 
