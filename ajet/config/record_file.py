@@ -225,7 +225,10 @@ def _open_entry(path: Path, flags: int, parent: int, permissions: int = 0o666, *
     try:
         return os.open(name, flags, permissions, dir_fd=parent)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK, errno.ENXIO):
+        # No second look: a link that is replaced by a file meanwhile would make this error look unexpected.
+        if error.errno in (errno.ELOOP, errno.EMLINK):
+            raise RecordFileError(path, "is a symbolic link") from None
+        if error.errno in (errno.ENOTDIR, errno.ENXIO):
             about = os.stat(name, dir_fd=parent, follow_symlinks=False)
             if stat.S_ISLNK(about.st_mode):
                 raise RecordFileError(path, "is a symbolic link") from None
