@@ -31,19 +31,23 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Train by the file of arguments; return the exit code."""
+    """Train with the arguments in the file named on the command line.
+
+    Returns:
+        The exit code: 0, or 2 after an error of the user, which is written to a file for the parent process.
+    """
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     from ajet.record import RunDirectory
     from ajet_ray.shipped_experiment import restore_experiment
 
-    order = json.loads(Path(sys.argv[1]).read_text())
+    arguments = json.loads(Path(sys.argv[1]).read_text())
     try:
-        experiment = restore_experiment(order)
+        experiment = restore_experiment(arguments)
         with RunDirectory.open(experiment, root=experiment.root, kind="debug") as run:
             run_training(experiment, run)
-    except UserError as mistake:
-        screen = {"what": mistake.what, **dict(mistake.rows())}
-        Path(order["failed"]).write_text(json.dumps(screen))
+    except UserError as error:
+        error_fields = {"what": error.what, **dict(error.rows())}
+        Path(arguments["failed"]).write_text(json.dumps(error_fields))
         return 2
     return 0
 
@@ -82,6 +86,7 @@ def run_training(experiment: Experiment, run: RunDirectory) -> None:
                 max_steps=experiment.ajet.count_steps(len(tasks)),
                 use_cpu=model.device == "cpu",
             ),
+            # TRL needs a data set. Its prompts have no effect, because `TrlRollout` chooses the tasks of each step.
             train_dataset=Dataset.from_list([{"prompt": "a task"}] * experiment.ajet.data.train_batch_size),
             processing_class=model.tokenizer,
             rollout_func=TrlRollout(rollout, model.engine, run, order, experiment.ajet.rollout.num_repeat),
@@ -97,6 +102,7 @@ class SharedModel:
     """The model trained by TRL, and the engine that samples from its tensors."""
 
     def __init__(self, experiment: Experiment) -> None:
+        """Load the model in float32 on the configured device, and open the engine over the same tensors."""
         import torch
 
         from ajet.backbone.local.machine import choose_device
@@ -110,10 +116,12 @@ class SharedModel:
         source = locate_configured_model(config, experiment.base)
         device = choose_device(config.trainer_common.device)
         self.device = device.type
-        longest = config.rollout.max_model_len
+        max_length = config.rollout.max_model_len
         self.tokenizer = load_tokenizer(source)
-        self.trained = load_model(source, dtype=torch.float32, device=device, max_model_len=longest)
-        self.engine = TransformersEngine(self.trained, max_num_seqs=config.rollout.max_num_seqs, max_model_len=longest)
+        self.trained = load_model(source, dtype=torch.float32, device=device, max_model_len=max_length)
+        self.engine = TransformersEngine(
+            self.trained, max_num_seqs=config.rollout.max_num_seqs, max_model_len=max_length
+        )
 
     def close(self) -> None:
         """Stop the engine and its threads."""
@@ -121,6 +129,7 @@ class SharedModel:
 
 
 def _exit_with_parent() -> None:
+    """End this process at once when its parent closes standard input, as the parent's end does."""
     while os.read(0, 1):  # sys.stdin is not used, since its lock would be held at exit
         pass
     os._exit(1)
@@ -144,29 +153,37 @@ class TrlRollout:
     def __init__(
         self, rollout: Rollout, engine: TokenEngine, run: RunDirectory, order: TaskOrder, repeats: int
     ) -> None:
+        """Store the parts of the run. `repeats` is the number of episodes per task."""
         self._rollout = rollout
         self._engine = engine
         self._run = run
         self._order, self._repeats = order, repeats
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
-        """Run the episodes of a step. Raises UserError if every episode failed."""
+        """Run the episodes of a step and return one row per episode. Raises UserError if every episode failed."""
         step = int(trainer.state.global_step)
         self._engine.weights_changed(step)  # its tensors are the trainer's
-        count = len(prompts) // self._repeats
-        tasks = [(position, self._order.task(position)) for position in range(step * count, (step + 1) * count)]
+        tasks_per_step = len(prompts) // self._repeats
+        tasks = [
+            (position, self._order.task(position))
+            for position in range(step * tasks_per_step, (step + 1) * tasks_per_step)
+        ]
         groups = sorted(self._rollout.play(tasks, step=step + 1, split="train"), key=lambda group: group.order)
-        episodes = [episode for group in groups for episode in sorted(group.episodes, key=lambda one: one.repeat)]
+        episodes = [
+            episode for group in groups for episode in sorted(group.episodes, key=lambda episode: episode.repeat)
+        ]
         self._run.episodes.write(step + 1, "train", episodes)
         self._run.status.set(step=step + 1)
         refuse_if_all_failed(episodes, step + 1)
         return self.build_rows(episodes)
 
     def build_rows(self, episodes: Sequence[Episode]) -> dict[str, list[Any]]:
+        """Return the episodes' rows as columns for TRL. Scored episodes without exactly one sampled timeline are
+        logged."""
         rows = [build_row(episode) for episode in episodes]
         columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in NOTHING}
         columns["verdict"] = [episode.reward if episode.scored else None for episode in episodes]
-        unusable = [each for each, row in zip(episodes, rows, strict=True) if each.scored and row is NOTHING]
+        unusable = [episode for episode, row in zip(episodes, rows, strict=True) if episode.scored and row is NOTHING]
         if unusable:
             logger.warning(
                 "{} of {} episodes are not trained: TRL needs exactly one sequence per episode ({} has {})",
@@ -177,23 +194,28 @@ class TrlRollout:
 
 
 def build_row(episode: Episode) -> dict[str, list[Any]]:
-    """Return the episode's only timeline, split at the first sampled token."""
-    sampled = [timeline for timeline in episode.timelines if timeline.sampled] if episode.scored else []
-    if len(sampled) != 1:
+    """Return the row of an episode: prompt, completion, mask of the sampled tokens, and log-probabilities.
+
+    The prompt ends before the first sampled token. An episode that has no score, or not exactly one sampled timeline,
+    gets
+    the row NOTHING.
+    """
+    sampled_timelines = [timeline for timeline in episode.timelines if timeline.sampled] if episode.scored else []
+    if len(sampled_timelines) != 1:
         return NOTHING
-    (line,) = sampled
-    trained_positions = np.flatnonzero(line.mask)
+    (timeline,) = sampled_timelines
+    trained_positions = np.flatnonzero(timeline.mask)
     start, stop = int(trained_positions[0]), int(trained_positions[-1]) + 1
     return {
-        "prompt_ids": line.ids[:start].tolist(),
-        "completion_ids": line.ids[start:stop].tolist(),
-        "env_mask": line.mask[start:stop].astype(int).tolist(),
-        "logprobs": np.where(line.mask, line.logprobs, 0)[start:stop].tolist(),
+        "prompt_ids": timeline.ids[:start].tolist(),
+        "completion_ids": timeline.ids[start:stop].tolist(),
+        "env_mask": timeline.mask[start:stop].astype(int).tolist(),
+        "logprobs": np.where(timeline.mask, timeline.logprobs, 0)[start:stop].tolist(),
     }
 
 
 def verdicts(verdict: Sequence[float | None], **others: Any) -> list[float | None]:
-    """Return the judge's rewards, as TRL's reward function."""
+    """Return the judge's rewards, the column `verdict` of `TrlRollout`'s rows. This is TRL's reward function."""
     return list(verdict)
 
 

@@ -56,16 +56,17 @@ class TrlTrainer(RunProcessor):
                 paths = [str(self.folder), environment.get("PYTHONPATH", "")]
                 environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
             command = [sys.executable, "-m", "ajet_trl.process", str(order_file)]
+            # The process ends when its standard input closes, so it does not outlive this process.
             process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
             try:
-                code = process.wait()
+                exit_code = process.wait()
             finally:
                 process.kill()  # a process that has ended is not affected
                 process.wait()
             if failure_file.exists():
                 raise UserError(**json.loads(failure_file.read_text()))
-        if code:
-            raise RunFailed(f"TRL's process ended with exit code {code}.", do="read its output above")
+        if exit_code:
+            raise RunFailed(f"TRL's process ended with exit code {exit_code}.", do="read its output above")
 
 
 # Find TRL without importing it.
@@ -79,34 +80,38 @@ TRL_FOLDER = Path("share") / "trl"
 
 
 def require_trl() -> Path | None:
-    """Return the folder to add to the trainer's path; None if TRL is installed. Raises UserError without TRL, for
-    another version, or with verl in the same environment."""
+    """Return the folder to add to the import path of TRL's process, or None if TRL is importable already.
+
+    Raises:
+        UserError: TRL is missing, has another version, or is installed in the same environment as verl.
+    """
     folder = Path(sys.prefix) / TRL_FOLDER
-    brings = f"{format_install(f'trl=={VERSION}')} --no-deps --target {shlex.quote(str(folder))}"
-    installed, separate = find_version(None), find_version(folder)
-    if installed is not None and find_spec("verl") is not None:
+    install_command = f"{format_install(f'trl=={VERSION}')} --no-deps --target {shlex.quote(str(folder))}"
+    installed_version, separate_version = find_version(None), find_version(folder)
+    if installed_version is not None and find_spec("verl") is not None:
         raise UserError(
-            f"trl {installed} is installed in the same environment as verl.",
+            f"trl {installed_version} is installed in the same environment as verl.",
             where=sys.prefix,
             expected="a separate environment: verl 0.9.1 patches a class of any trl that it finds, and newer versions "
             "of trl do not have it",
-            do=f"uninstall trl, and install it in its separate folder: {brings}",
+            do=f"uninstall trl, and install it in its separate folder: {install_command}",
         )
-    version = installed or separate
+    version = installed_version or separate_version
     if version is None:
-        raise UserError("The train engine trl needs the package trl, which is not installed.", do=brings)
+        raise UserError("The train engine trl needs the package trl, which is not installed.", do=install_command)
     if version != VERSION:
         raise UserError(
             f"trl {version} is installed.",
-            where=str(sys.prefix if installed else folder),
+            where=str(sys.prefix if installed_version else folder),
             expected=f"trl {VERSION}: the adapter uses an experimental interface of its trainer",
-            do=format_install(f"trl=={VERSION}") if installed else brings,
+            do=format_install(f"trl=={VERSION}") if installed_version else install_command,
         )
-    return None if installed else folder
+    return None if installed_version else folder
 
 
 def find_version(folder: Path | None) -> str | None:
-    places = (
+    """Return the version of TRL in a folder (None: this interpreter's import path), or None if TRL is missing."""
+    distributions = (
         metadata.distributions(name="trl") if folder is None else metadata.distributions(name="trl", path=[str(folder)])
     )
-    return next((place.version for place in places), None)
+    return next((distribution.version for distribution in distributions), None)
