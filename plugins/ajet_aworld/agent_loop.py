@@ -30,6 +30,7 @@ class Told(str):
     """A text that can also be awaited, since AWorld's newer versions await it."""
 
     def __await__(self) -> Generator[Any, None, str]:
+        """Return the text at once. The `yield`, never reached, makes this method a generator, as `await` requires."""
         return str(self)
         yield
 
@@ -65,21 +66,29 @@ class AworldAgentLoop(Workflow):
         return Told(self._require_tuner().model_name)
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
-        """Build the agents and run them with AWorld; the answer is `final_answer`. Raises BoundaryError."""
+        """Build the agents and run them with AWorld.
+
+        Returns:
+            The output, whose metadata has AWorld's answer as `final_answer`.
+
+        Raises:
+            BoundaryError: the agents, a tool or the environment failed.
+        """
         require_aworld()
         from ajet_aworld import isolation, play
 
         self._tuner = tuner
         session = f"{workflow_task.episode_uuid}-{uuid.uuid4().hex[:8]}"
         with isolation.isolate_episode(session), open_episode_tools(tuner) as tools:
-            built = self.build_agents()
-            if inspect.isawaitable(built):
-                built = await built
-            agents = play.list_agents(built)
+            agent_or_swarm = self.build_agents()
+            if inspect.isawaitable(agent_or_swarm):
+                agent_or_swarm = await agent_or_swarm
+            agents = play.list_agents(agent_or_swarm)
             play.bind_agents(agents, self._addresses, tuner)
             try:
-                answer = await play.run_agents(built, agents, build_question(workflow_task.task), session)
+                answer = await play.run_agents(agent_or_swarm, agents, build_question(workflow_task.task), session)
             except BoundaryError:
+                # A lost environment explains the agents' failure better than the failure itself.
                 await tools.end()
                 tools.require_no_loss()
                 raise
@@ -95,6 +104,7 @@ class AworldAgentLoop(Workflow):
         return await play_session(type(self), {"name": self.name, **(self.model_extra or {})}, sampling_params, kwargs)
 
     def _require_tuner(self) -> ModelTuner:
+        """Return the model tuner of the running episode. Raises AjetError outside of an episode."""
         if self._tuner is None:
             raise AjetError("the model's address exists only while an episode runs: read it inside build_agents()")
         return self._tuner
@@ -102,14 +112,15 @@ class AworldAgentLoop(Workflow):
 
 def build_question(task: Task) -> str:
     """Return the agents' input: the task's system messages, if any, then its question."""
-    before = [_read_text(message) for message in task.init_messages if message.get("role") == "system"]
+    system_texts = [_read_text(message) for message in task.init_messages if message.get("role") == "system"]
     question = task.main_query or next(
         (_read_text(message) for message in reversed(task.init_messages) if message.get("role") == "user"), ""
     )
-    return "\n\n".join(text for text in (*before, question) if text)
+    return "\n\n".join(text for text in (*system_texts, question) if text)
 
 
 def _read_text(message: dict[str, Any]) -> str:
+    """Return the text of a message, whose content may be a text or a list of parts."""
     content = message.get("content")
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content if isinstance(part, dict) and "text" in part)

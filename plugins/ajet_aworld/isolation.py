@@ -30,6 +30,7 @@ class EpisodeState:
     """The AWorld objects that belong to one episode."""
 
     def __init__(self) -> None:
+        """Create empty tables of agents, and a memory of its own."""
         self.tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
         store = InMemoryMemoryStore()
         self.memory = MemoryFactory.from_config(_CONFIG, memory_store=store)
@@ -43,6 +44,7 @@ class _Memory:
     _default_memory: Any = None
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the present episode's memory, or of AWorld's default memory outside of episodes."""
         state = _state.get()
         if state is not None:
             return getattr(state.memory, name)
@@ -56,14 +58,17 @@ class _Table(MutableMapping[str, Any]):
     """A table of agents in which the episode's entries hide AWorld's global ones."""
 
     def __init__(self, name: str, outside: dict[str, Any]) -> None:
+        """Store the table's name in `AgentFactory`, and AWorld's own table."""
         self._name, self._outer_table = name, outside
 
     @property
     def _own_table(self) -> dict[str, Any]:
+        """The table that writes go to: the present episode's, or AWorld's own outside of episodes."""
         state = _state.get()
         return self._outer_table if state is None else state.tables[self._name]
 
     def __getitem__(self, key: str) -> Any:
+        """Return an entry of the episode, or else of AWorld's own table. Raises KeyError."""
         own_table = self._own_table
         return own_table[key] if key in own_table else self._outer_table[key]
 
@@ -74,12 +79,14 @@ class _Table(MutableMapping[str, Any]):
         del self._own_table[key]
 
     def __iter__(self) -> Iterator[str]:
+        """Iterate over the keys of both tables, each once."""
         return iter({**self._outer_table, **self._own_table})
 
     def __len__(self) -> int:
         return len({**self._outer_table, **self._own_table})
 
     def __contains__(self, key: object) -> bool:
+        """True if the episode's or AWorld's own table has the key."""
         return key in self._own_table or key in self._outer_table
 
 
@@ -101,14 +108,14 @@ def isolate_episode(session: str) -> Iterator[None]:
         yield
     finally:
         for poll in state.polls:
-            poll.cancel()  # those of messages that were never stored look on for ever
+            poll.cancel()  # a poll for a message that was never stored would never end
         _state.reset(token)
-        states = InMemoryStateStorage.instance()
+        state_storage = InMemoryStateStorage.instance()
         with _lock:
-            for node in states._session_nodes.pop(session, ()):
-                states._nodes.pop(node.node_id, None)
-            if session in states._ordered_session_ids:
-                states._ordered_session_ids.remove(session)
+            for node in state_storage._session_nodes.pop(session, ()):
+                state_storage._nodes.pop(node.node_id, None)
+            if session in state_storage._ordered_session_ids:
+                state_storage._ordered_session_ids.remove(session)
 
 
 def _poll_within_episode(self: Any, timeout: float | None = None) -> None:
@@ -138,4 +145,6 @@ def _install_isolation() -> None:
         MessageFuture._start_polling = _poll_within_episode
         for name in _TABLES:
             setattr(AgentFactory, name, _Table(name, getattr(AgentFactory, name)))
-        InMemoryStateStorage.instance()._max_session = 1 << 30  # it forgets the oldest, which may be playing
+        InMemoryStateStorage.instance()._max_session = (
+            1 << 30
+        )  # above its limit it deletes the oldest session, which may still run

@@ -26,8 +26,8 @@ _NAMES = ("train", "env")
 
 def find_folder() -> Path:
     """Return the folder of the packages: in this package in a wheel, the root of the repository in a checkout."""
-    inside = _PACKAGE / "names"
-    return inside if inside.is_dir() else _PACKAGE.parents[1]
+    wheel_folder = _PACKAGE / "names"
+    return wheel_folder if wheel_folder.is_dir() else _PACKAGE.parents[1]
 
 
 def install_finders() -> None:
@@ -46,6 +46,7 @@ class _FirstFinder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return the spec of a module that AWorld's wheel must not provide, or must be imported quietly, else None."""
         if name in CHANGING_MODULES:
             return find_quiet_spec(name, path, target)
         if name != "train" or path is not None:
@@ -54,6 +55,7 @@ class _FirstFinder:
         if spec is None or spec.origin is None:
             return None
         folder = Path(spec.origin).parent.parent
+        # A `train` next to the package `aworld` in site-packages is the wheel's, not the user's.
         is_aworlds = folder.name in _INSTALLED and (folder / "aworld").is_dir()
         return PathFinder.find_spec(name, [str(find_folder())]) if is_aworlds else None
 
@@ -66,28 +68,36 @@ class _LastFinder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return the spec of ajet's `train` or `env`, or of a module in them that a user's package lacks, else None."""
         if path is None:
             return PathFinder.find_spec(name, [str(find_folder())]) if name in _NAMES else None
-        parent, _, _ = strip_scope(name).rpartition(".")
-        if parent.partition(".")[0] not in _NAMES:
+        parent_name, _, _ = strip_scope(name).rpartition(".")
+        if parent_name.partition(".")[0] not in _NAMES:
             return None
-        return PathFinder.find_spec(name, [str(find_folder().joinpath(*parent.split(".")))], target)
+        return PathFinder.find_spec(name, [str(find_folder().joinpath(*parent_name.split(".")))], target)
 
 
 def load_hidden(module: ModuleType, name: str) -> Any:
     """Return an attribute of the AWorld file that ajet's module of the same name hides.
 
-    Raises AttributeError.
+    AWorld's file is loaded under another name at the first call.
+
+    Args:
+        module: ajet's module, such as `train.adapter`.
+        name: name of the attribute.
+
+    Raises:
+        AttributeError: no hidden file exists, or it lacks the attribute.
     """
-    package, _, stem = module.__name__.rpartition(".")
+    package, _, file_stem = module.__name__.rpartition(".")
     for package_folder in sys.modules[package].__path__:
-        file = Path(package_folder) / f"{stem}.py"
+        file = Path(package_folder) / f"{file_stem}.py"
         if file.is_file() and str(file) != module.__file__:
-            module_name = f"{package}._{stem}_of_aworld"
+            module_name = f"{package}._{file_stem}_of_aworld"
             if module_name not in sys.modules:
                 spec = spec_from_loader(module_name, SourceFileLoader(module_name, str(file)))
                 assert spec is not None and spec.loader is not None
-                sys.modules[module_name] = made = module_from_spec(spec)
-                spec.loader.exec_module(made)
+                sys.modules[module_name] = hidden_module = module_from_spec(spec)
+                spec.loader.exec_module(hidden_module)
             return getattr(sys.modules[module_name], name)
     raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")

@@ -54,24 +54,27 @@ def _call_once(function: Any) -> Any:
     AWorld would report it to the model like a tool's own error.
     """
 
-    async def call(*args: Any, **keywords: Any) -> Any:
+    async def call_tool(*args: Any, **keywords: Any) -> Any:
+        """Call the tool once, and record its failure for the sandbox of the call, if the call was lost."""
         token = _problem.set("")
         try:
-            answer = await function(*args, **{**keywords, "max_retry": 1})
+            result = await function(*args, **{**keywords, "max_retry": 1})
             if problem := _problem.get():
                 _lost.setdefault(str(keywords.get("sandbox_id")), []).append(problem)
-            return answer
+            return result
         finally:
             _problem.reset(token)
 
-    return call
+    return call_tool
 
 
-def _record_problem(making: Any) -> Any:
+def _record_problem(original: Any) -> Any:
     """Wrap AWorld's function that converts an exception to a tool's answer."""
 
-    def made(server: str, tool: str, problem: Any, *args: Any) -> Any:
+    def make_result(server: str, tool: str, problem: Any, *args: Any) -> Any:
+        """Store the problem if the call itself was lost, then make AWorld's answer."""
         code = getattr(getattr(problem, "error", None), "code", None)
+        # Other codes are the tool's own errors, which the model must see.
         if code is None or code == _TIMEOUT or code in _OF_SERVERS:
             description = (
                 f"no answer within {problem:g} s"
@@ -79,9 +82,9 @@ def _record_problem(making: Any) -> Any:
                 else f"{type(problem).__name__}: {problem}"
             )
             _problem.set(f"{server}__{tool}: {description}"[:_MAX_MESSAGE])
-        return making(server, tool, problem, *args)
+        return original(server, tool, problem, *args)
 
-    return made
+    return make_result
 
 
 for _name in ("_make_exception_result", "_make_timeout_result"):
@@ -94,10 +97,12 @@ class EpisodeProvider(OpenAIProvider):
     """AWorld's model client over the episode's client, without retries."""
 
     def __init__(self, client: Any) -> None:
+        """Create the provider without a connection of its own. `client` is the episode's OpenAI client."""
         self._episode_client, self.is_http_provider = client, False
         super().__init__("-", str(client.base_url), client.default_model, sync_enabled=False, async_enabled=True)
 
     def _init_async_provider(self) -> Any:
+        """Return the episode's client. AWorld's constructor calls this method."""
         return self._episode_client
 
 
@@ -111,14 +116,15 @@ def list_agents(built: Any) -> list[Any]:
 
 
 def _collect_agents(part: Any, found: dict[int, Any]) -> None:
+    """Add the agents in an Agent, a Swarm, or a nested list of these to `found`, by identity."""
     if isinstance(part, BaseAgent):
         found.setdefault(id(part), part)
     elif isinstance(part, Swarm):
-        for each in (part.topology, part.register_agents, part.builder.root_agent):
-            _collect_agents(each, found)
+        for member in (part.topology, part.register_agents, part.builder.root_agent):
+            _collect_agents(member, found)
     elif isinstance(part, (list, tuple)):
-        for each in part:
-            _collect_agents(each, found)
+        for member in part:
+            _collect_agents(member, found)
 
 
 def bind_agents(agents: Iterable[Any], addresses: Collection[str], tuner: ModelTuner) -> None:
@@ -136,6 +142,7 @@ def bind_agents(agents: Iterable[Any], addresses: Collection[str], tuner: ModelT
 
 
 def _choose_name(name: str, taken: set[str]) -> str:
+    """Return a name that is not taken yet, with a number appended if needed, and add it to `taken`."""
     candidate, number = name, 1
     while candidate in taken:
         number += 1
@@ -154,28 +161,28 @@ async def run_agents(built: Any, agents: Sequence[Any], question: str, session: 
     Raises:
         ToolFailure, AgentFailure: the run failed.
     """
-    missing: list[str] = []
+    missing_tools: list[str] = []
     for agent in agents:
-        prepare_agent(agent, missing)
-    kind = "swarm" if isinstance(built, Swarm) else "agent"
-    patience = {f"post_tool_progress_watchdog_{each}_seconds": _ENDLESS for each in ("timeout", "poll")}
+        prepare_agent(agent, missing_tools)
+    argument_name = "swarm" if isinstance(built, Swarm) else "agent"
+    watchdog_limits = {f"post_tool_progress_watchdog_{limit}_seconds": _ENDLESS for limit in ("timeout", "poll")}
     # Without this AWorld restarts the turn of a slow model.
-    conf = ConfigDict({**TaskConfig().model_dump(), **patience})
-    task = Task(input=question, session_id=session, conf=conf, **{kind: built})
-    running = asyncio.ensure_future(Runners.run_task(task))
+    task_config = ConfigDict({**TaskConfig().model_dump(), **watchdog_limits})
+    task = Task(input=question, session_id=session, conf=task_config, **{argument_name: built})
+    runner_task = asyncio.ensure_future(Runners.run_task(task))
     try:
-        answers = await asyncio.shield(running)
+        answers = await asyncio.shield(runner_task)
     finally:
         try:
-            await _cancel_runner(running)
+            await _cancel_runner(runner_task)
         finally:  # its tools end even if the end is interrupted by another cancellation
             problems = [
                 problem for agent in agents if agent.sandbox for problem in _lost.pop(str(agent.sandbox.sandbox_id), ())
             ]
             for agent in agents:
                 await release_agent(agent)
-    if missing:
-        raise ToolFailure(f"these tools could not be started: {', '.join(missing)}")
+    if missing_tools:
+        raise ToolFailure(f"these tools could not be started: {', '.join(missing_tools)}")
     if problems:
         raise ToolFailure(f"a tool call was lost: {problems[0]}")
     answer = answers[task.id]
@@ -200,22 +207,23 @@ def prepare_agent(agent: Any, missing: list[str]) -> None:
     Args:
         missing: receives the names of servers without tools, once the agent has listed its tools.
     """
-    memory = agent.memory_config
-    settings = dict(memory) if isinstance(memory, dict) else memory.model_dump()
+    memory_config = agent.memory_config
+    settings = dict(memory_config) if isinstance(memory_config, dict) else memory_config.model_dump()
     settings |= {
         "history_write_strategy": HistoryWriteStrategy.DIRECT,  # a write by messages would wait for a poll
         "history_rounds": max(settings.get("history_rounds", 0), _ROUNDS),
         "tool_result_length_threshold": _ENDLESS,
     }
     agent.memory_config = agent.conf["memory_config"] = ConfigDict(settings)
-    agent._save_failed_request_context = _do_nothing  # whole prompts, in the working directory
-    looked = agent.async_desc_transform
+    agent._save_failed_request_context = _do_nothing  # it would write complete prompts into the working directory
+    list_tools = agent.async_desc_transform
 
-    async def looks(context: Any) -> None:
-        await looked(context)
+    async def list_tools_and_check(context: Any) -> None:
+        """List the agent's tools with AWorld's method, then note the servers that serve none."""
+        await list_tools(context)
         missing.extend(f"{agent.name()} has none of {name}" for name in _find_toolless_servers(agent))
 
-    agent.async_desc_transform = looks
+    agent.async_desc_transform = list_tools_and_check
 
 
 async def release_agent(agent: Any) -> None:
@@ -223,10 +231,11 @@ async def release_agent(agent: Any) -> None:
     if agent.sandbox is None:
         return
     await agent.sandbox.cleanup()
-    manager, name = SandboxManager.get_instance(), agent.sandbox.sandbox_id
-    for key in [key for key in manager.get_registered_sandbox_ids() if key.partition(":")[0] == name]:
+    manager, sandbox_id = SandboxManager.get_instance(), agent.sandbox.sandbox_id
+    for key in [key for key in manager.get_registered_sandbox_ids() if key.partition(":")[0] == sandbox_id]:
         runtime = manager._registry.pop(key, None)
         if runtime is not None:
+            # A queue item without a function ends the thread.
             runtime.loop.call_soon_threadsafe(runtime.queue.put_nowait, (None, (), {}, Future()))
 
 
@@ -239,10 +248,14 @@ def _find_toolless_servers(agent: Any) -> list[str]:
     Servers that `agent.mcp_config` does not list or disables are not checked. If that leaves no server to check, the
     requested servers missing in the config are returned.
     """
-    requested, configured = agent.mcp_servers or [], (agent.mcp_config or {}).get("mcpServers", {})
-    enabled = [name for name in requested if name in configured and not configured[name].get("disabled")]
-    if requested and not enabled:
-        return [name for name in requested if name not in configured]
+    requested_servers, configured_servers = agent.mcp_servers or [], (agent.mcp_config or {}).get("mcpServers", {})
+    enabled_servers = [
+        name
+        for name in requested_servers
+        if name in configured_servers and not configured_servers[name].get("disabled")
+    ]
+    if requested_servers and not enabled_servers:
+        return [name for name in requested_servers if name not in configured_servers]
     tools = getattr(getattr(agent.sandbox, "mcpservers", None), "tool_list", None) or []
-    served = {tool.get("function", {}).get("name", "").partition("__")[0] for tool in tools}
-    return [name for name in enabled if name not in served]
+    serving_servers = {tool.get("function", {}).get("name", "").partition("__")[0] for tool in tools}
+    return [name for name in enabled_servers if name not in serving_servers]

@@ -36,7 +36,11 @@ def find_quiet_spec(name: str, path: Sequence[str] | None, target: ModuleType | 
 
 
 class _Loader(SourceFileLoader):
+    """Loader of the two modules whose import changes the process: it undoes or replaces the changes."""
+
     def exec_module(self, module: ModuleType) -> None:
+        """Execute the module, then replace its installer of packages, or its loggers unless AWorld shall write its log
+        files."""
         if module.__name__ == INSTALLER:
             super().exec_module(module)
             module.import_package = _import_package  # type: ignore[attr-defined]
@@ -57,15 +61,17 @@ def _keep_sinks() -> Iterator[None]:
     """Undo changes of loguru's sinks by this thread's import. Changes by other threads take effect."""
     from loguru import logger
 
-    add, remove, writes_files = logger.add, logger.remove, bool(os.environ.get(FILES))
-    importing = threading.get_ident()
+    add_sink, remove_sink, writes_files = logger.add, logger.remove, bool(os.environ.get(FILES))
+    import_thread = threading.get_ident()
 
     def remove_foreign(handler_id: int | None = None) -> None:
-        if handler_id is not None or threading.get_ident() != importing:
-            remove(handler_id)
+        """Remove a sink, but ignore the import's request to remove all sinks."""
+        if handler_id is not None or threading.get_ident() != import_thread:
+            remove_sink(handler_id)
 
     def add_foreign(*args: Any, **kwargs: Any) -> int:
-        return -1 if threading.get_ident() == importing else add(*args, **kwargs)
+        """Add a sink, but ignore a sink that the import adds."""
+        return -1 if threading.get_ident() == import_thread else add_sink(*args, **kwargs)
 
     shadow: Any = logger
     shadow.remove = remove_foreign
@@ -83,16 +89,20 @@ class _Lines:
     """Replaces one of AWorld's loggers: drops lines of AWorld's modules and logs those of others."""
 
     def __init__(self, original: Any) -> None:
+        """Wrap one of AWorld's loggers."""
         self._original_stream = original
 
     def __getattr__(self, name: str) -> Any:
+        """Return any other attribute of AWorld's logger."""
         return getattr(self._original_stream, name)
 
 
 def _make_log_method(name: str) -> Any:
+    """Return a method that logs a value with the level of this name, unless a module of AWorld called it."""
     level = _LEVELS.get(name, name.upper())
 
     def log_value(self: _Lines, value: Any = "", *args: Any, **kwargs: Any) -> None:
+        """Log a value through loguru under the caller's module, unless the caller is a module of AWorld."""
         if not sys._getframe(1).f_globals.get("__name__", "").startswith("aworld."):
             from loguru import logger
 
@@ -108,11 +118,11 @@ for _name in _NAMES:
 def _import_package(
     package_name: str, alias: str = "", install_name: str = "", *args: Any, **kwargs: Any
 ) -> ModuleType:
-    """Replaces AWorld's function that installs missing packages. Raises ImportError."""
+    """Import a package in place of AWorld's function, which would install a missing one. Raises ImportError instead."""
     try:
         return importlib.import_module(package_name)
-    except ImportError as problem:
+    except ImportError as error:
         raise ImportError(
             f"AWorld needs the package {install_name or package_name}: install it yourself, because ajet lets no "
             "package install others"
-        ) from problem
+        ) from error

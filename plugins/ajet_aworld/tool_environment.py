@@ -48,24 +48,29 @@ def get_agent_tool_env_and_servers(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return `mcp_config` and `mcp_servers` of an AWorld Agent.
 
-    Servers: `mcp_server_list` ("a-server,b-server"), else MCP_SERVERS, else the GAIA environment's nineteen servers.
-    Address: `url`, else MCP_SERVER_URL, else the environment running on this machine. `tool_config` has `url`,
-    `authorization`, `mcp_servers`, `server_name`, `type` and the three timeouts; it may also be the first argument.
-    Inside an episode the address is the episode's own, if the environment has episodes.
+    Inside an episode, the address is the episode's own, if the environment has episodes.
 
-    Raises ConfigError for an unknown address; EnvironmentFailure inside an episode without one.
+    Args:
+        url: Address of the tools; else MCP_SERVER_URL, else the environment running on this machine. May also be the
+            `tool_config`.
+        mcp_server_list: Servers ("a-server,b-server"); else MCP_SERVERS, else the GAIA environment's nineteen servers.
+        tool_config: Mapping with `url`, `authorization`, `mcp_servers`, `server_name`, `type` and the three timeouts.
+
+    Raises:
+        ConfigError: the address is unknown.
+        EnvironmentFailure: inside an episode, no environment answers at the address.
     """
     if isinstance(url, Mapping):
         url, tool_config = None, url
     settings = dict(tool_config or {})
     address = url or settings.get("url") or os.environ.get(ADDRESS) or _find_running()
     server_list = mcp_server_list or settings.get("mcp_servers") or os.environ.get(SERVERS) or ",".join(SEED_NAMES)
-    names = server_list if isinstance(server_list, str) else ",".join(server_list)
+    server_names = server_list if isinstance(server_list, str) else ",".join(server_list)
     token = os.environ.get(TOKEN) or token_for(address)
     authorization = settings.get("authorization") or (f"Bearer {token}" if token else "")
-    headers = {**({"Authorization": authorization} if authorization else {}), SERVERS: names}
+    headers = {**({"Authorization": authorization} if authorization else {}), SERVERS: server_names}
     name = settings.get("server_name", SERVER)
-    entry = {
+    server_entry = {
         "type": settings.get("type", "streamable-http"),
         "url": _choose_url(address, headers),
         "headers": headers,
@@ -73,7 +78,7 @@ def get_agent_tool_env_and_servers(
         "sse_read_timeout": settings.get("sse_read_timeout", PATIENCE_S),
         "client_session_timeout_seconds": settings.get("client_session_timeout_seconds", PATIENCE_S),
     }
-    return {"mcpServers": {name: entry}}, [*(each for each in names.split(",") if each), name]
+    return {"mcpServers": {name: server_entry}}, [*(server for server in server_names.split(",") if server), name]
 
 
 class EpisodeTools:
@@ -89,35 +94,36 @@ class EpisodeTools:
 
         An environment without episodes keeps its `address`. Raises EnvironmentFailure.
         """
-        sent = {key: value for key, value in headers.items() if key == "Authorization"}
+        auth_headers = {key: value for key, value in headers.items() if key == "Authorization"}
         try:
-            route = _find_episodes_route(address, sent)
+            route = _find_episodes_route(address, auth_headers)
             if route is None:
                 return address
-            status, answer = send_request("POST", route, {**sent, SERVERS: headers.get(SERVERS, "")}, {})
-        except OSError as problem:
-            raise _make_unreachable_error(address, problem) from problem
-        if status != 201:
+            http_status, reply = send_request("POST", route, {**auth_headers, SERVERS: headers.get(SERVERS, "")}, {})
+        except OSError as error:
+            raise _make_unreachable_error(address, error) from error
+        if http_status != 201:
             raise EnvironmentFailure(
-                f"the environment at {address} opens no episode (HTTP status {status}): {answer.get('error', '')}"
+                f"the environment at {address} opens no episode (HTTP status {http_status}): {reply.get('error', '')}"
             )
-        self._open_episodes[f"{route}/{answer['episode']}"] = sent
-        _warn_missing(address, answer.get("lacks") or ())
-        return urljoin(address, answer["path"])
+        self._open_episodes[f"{route}/{reply['episode']}"] = auth_headers
+        _warn_missing(address, reply.get("lacks") or ())
+        return urljoin(address, reply["path"])
 
     async def end(self) -> None:
         """End the opened episodes and record lost servers. Idempotent: a second call ends what a cancellation left."""
         while self._open_episodes:
-            address, sent = self._open_episodes.popitem()
+            address, auth_headers = self._open_episodes.popitem()
             try:
-                status, answer = await asyncio.to_thread(send_request, "DELETE", address, sent, None)
-            except OSError as problem:
-                self._lost_problems.append(f"the environment at {address} cannot be reached any more: {problem}")
+                http_status, reply = await asyncio.to_thread(send_request, "DELETE", address, auth_headers, None)
+            except OSError as error:
+                self._lost_problems.append(f"the environment at {address} cannot be reached any more: {error}")
                 continue
-            if status == 404:
+            if http_status == 404:
                 self._lost_problems.append(f"the environment at {address} had ended")
-            elif answer.get("lost"):
-                self._lost_problems.append(str(answer["lost"]))
+            elif reply.get("lost"):
+                # The environment reports what its episode has lost meanwhile.
+                self._lost_problems.append(str(reply["lost"]))
 
     def require_no_loss(self) -> None:
         """Raise EnvironmentFailure if an environment was lost."""
@@ -156,23 +162,25 @@ def _warn_missing(address: str, lacks: Sequence[str]) -> None:
 
 
 def _choose_url(address: str, headers: Mapping[str, str]) -> str:
+    """Return the address of the present episode at an environment, or the environment's own address outside of
+    episodes."""
     tools = _episode.get()
     return address if tools is None else tools.begin(address, headers)
 
 
 def _find_running() -> str:
-    """Return the address of the environment on this machine. Raises ConfigError."""
+    """Return the address of the only environment on this machine, GAIA's if there are several. Raises ConfigError."""
     environments = all_running()
     names = [environment.name for environment in environments]
     candidates = [environment for environment in environments if environment.name == GAIA] or environments
     if len(candidates) != 1:
-        have = (
+        situation = (
             f"the environments on this machine are: {', '.join(names)}"
             if names
             else "no environment runs on this machine"
         )
         raise ConfigError(
-            f"The address of the tools is unknown: the variable {ADDRESS} is not set, and {have}.",
+            f"The address of the tools is unknown: the variable {ADDRESS} is not set, and {situation}.",
             where=ADDRESS,
             do=f"start an environment (`ajet env up {GAIA}`), or export {ADDRESS} as that command prints it",
         )
@@ -180,31 +188,49 @@ def _find_running() -> str:
 
 
 def _make_unreachable_error(address: str, problem: OSError) -> EnvironmentFailure:
+    """Return the error for an environment that does not answer, with the addresses of those on this machine."""
     local = [f"{environment.name} at {environment.near}/mcp" for environment in all_running()]
     hint = f"; this machine has {', '.join(local)}: set {ADDRESS} to its address" if local else ""
     return EnvironmentFailure(f"no environment answers at {address} ({problem}){hint}")
 
 
 def _find_episodes_route(address: str, sent: Mapping[str, str]) -> str | None:
-    """Return the environment's URL that creates episodes, or None. Raises OSError."""
+    """Return the environment's URL that creates episodes, or None if the environment has no episodes.
+
+    Args:
+        sent: headers with the authorization.
+
+    Raises:
+        OSError: the environment cannot be reached.
+    """
     headers = {**sent, "MCP-Protocol-Version": STATELESS, "Mcp-Method": "server/discover"}
-    _, answer = send_request("POST", address, headers, request(1, "server/discover", {}, stateless=True))
-    meta = answer.get("result", {}).get("_meta", {}) if isinstance(answer.get("result"), dict) else {}
-    path = meta.get(EPISODES) if isinstance(meta, dict) else None
+    _, reply = send_request("POST", address, headers, request(1, "server/discover", {}, stateless=True))
+    metadata = reply.get("result", {}).get("_meta", {}) if isinstance(reply.get("result"), dict) else {}
+    path = metadata.get(EPISODES) if isinstance(metadata, dict) else None
     return urljoin(address, path) if isinstance(path, str) and path else None
 
 
 def send_request(method: str, url: str, headers: Mapping[str, str], body: Any) -> tuple[int, dict[str, Any]]:
-    """Return (status, the reply's JSON object, {} for other replies). Raises OSError."""
+    """Send a JSON request to an environment.
+
+    Returns:
+        (HTTP status, the reply's JSON object). The object is {} if the reply is something else.
+
+    Raises:
+        OSError: the environment cannot be reached, or does not answer in REQUEST_TIMEOUT_S seconds.
+    """
     import httpx
 
-    accepts = {**headers, "Accept": "application/json, text/event-stream"}
+    all_headers = {**headers, "Accept": "application/json, text/event-stream"}
     try:
-        outside = not is_loopback(urlsplit(url).hostname)
-        reply = httpx.request(method, url, headers=accepts, json=body, timeout=REQUEST_TIMEOUT_S, trust_env=outside)
-    except httpx.HTTPError as problem:
-        raise ConnectionError(str(problem) or type(problem).__name__) from problem
-    answer = None
+        # Proxies of the environment variables must not be used for this machine.
+        is_remote = not is_loopback(urlsplit(url).hostname)
+        response = httpx.request(
+            method, url, headers=all_headers, json=body, timeout=REQUEST_TIMEOUT_S, trust_env=is_remote
+        )
+    except httpx.HTTPError as error:
+        raise ConnectionError(str(error) or type(error).__name__) from error
+    content = None
     with suppress(ValueError):
-        answer = load_json(reply.content)
-    return reply.status_code, answer if isinstance(answer, dict) else {}
+        content = load_json(response.content)
+    return response.status_code, content if isinstance(content, dict) else {}

@@ -25,13 +25,23 @@ class AgentTrainer:
         run_path: str | Path | None = "runs",
         train_engine_name: str = registry.VERL,
     ) -> None:
-        """`agent`: an AWorld Agent, the path of a YAML file, or an AworldAgentLoop by reference. `config`: the engine's
-        configuration, or its file. `reward_func`: a function, or the path of a file with one. Data sets: tables or
-        paths (.csv, .json, .jsonl, .parquet). `run_path`: the output folder, created at once. Raises ValueError for
-        unusable arguments."""
+        """Check all arguments, and prepare the training engine.
+
+        Args:
+            agent: An AWorld Agent, the path of a YAML file, or an AworldAgentLoop by reference.
+            config: The engine's configuration, or its file.
+            reward_func: A function, or the path of a file with one.
+            train_dataset: A table, or a path (.csv, .json, .jsonl, .parquet).
+            test_dataset: The same for validation.
+            run_path: The output folder, created at once.
+            train_engine_name: Name of a registered training engine.
+
+        Raises:
+            ValueError: an argument is unusable.
+        """
         if agent is None or agent == "":
             raise ValueError("trainer agent is required!")
-        kind = registry.find_processor(train_engine_name)
+        processor_class = registry.find_processor(train_engine_name)
         self.agent = agent
         self.config = config
         self.reward_func = reward_func
@@ -40,7 +50,7 @@ class AgentTrainer:
         self.run_path = str(Path(run_path or "runs").absolute())
         Path(self.run_path).mkdir(parents=True, exist_ok=True)
 
-        self.train_processor = kind(self.run_path)
+        self.train_processor = processor_class(self.run_path)
         self.train_processor.check_agent(agent=agent)
         self.train_processor.check_dataset(dataset=train_dataset, test_dataset=test_dataset)
         self.train_processor.check_reward(reward_func=reward_func)
@@ -67,6 +77,7 @@ class AgentTrainer:
         return await result if inspect.isawaitable(result) else result
 
     def _require_ready(self) -> Any:
+        """Return the training engine with its checked arguments. Raises ValueError if a check has not ended."""
         processor = getattr(self, "train_processor", None)
         if processor is None or not processor.initialized:
             raise ValueError(f"Train engine {getattr(self, 'train_engine_name', '')} is not initialized")

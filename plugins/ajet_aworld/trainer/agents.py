@@ -35,9 +35,17 @@ _LEAST = 8
 
 
 def describe_agent(agent: Any, base: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the agent as two parts of a configuration: the `rollout` section, and a section of its own.
+    """Describe an agent as two parts of a configuration.
 
-    Raises ValueError for an agent that cannot be described.
+    Args:
+        agent: an AWorld Agent, the path of a YAML file, an AworldAgentLoop, or a reference to one.
+        base: folder of relative paths.
+
+    Returns:
+        The section `ajet.rollout`, and the section `aworld`.
+
+    Raises:
+        ValueError: the agent cannot be described.
     """
     rollout = {"user_workflow": f"{__name__}->DescribedAgent"}
     if isinstance(agent, (str, Path)):
@@ -64,34 +72,41 @@ class DescribedAgent(AworldAgentLoop):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Raise MissingExtraError; UserError for a secret missing here."""
+        """Raise MissingExtraError without AWorld, or UserError if a secret of the agent is not set on this machine."""
         super().check(config)
         fill_variables(config.aworld.agent.to_dict())
 
     def build_agents(self) -> Any:
+        """Build the described agent with the trained model's address."""
         from aworld.agents.llm_agent import Agent
         from aworld.config import AgentConfig
 
         arguments = fill_variables(self._require_tuner().config.aworld.agent.to_dict())
         conf = arguments.pop("conf", None) or {}
-        model = {**conf.pop("llm_config", {}), **{key: conf.pop(key) for key in list(conf) if key.startswith("llm_")}}
-        model = {key: value for key, value in model.items() if key not in _MODEL and value is not None}
+        model_settings = {
+            **conf.pop("llm_config", {}),
+            **{key: conf.pop(key) for key in list(conf) if key.startswith("llm_")},
+        }
+        model_settings = {
+            key: value for key, value in model_settings.items() if key not in _MODEL and value is not None
+        }
         address, name = self.get_llm_server_address(), self.get_llm_server_model_name()
         agent_config = AgentConfig(
-            **conf, **model, llm_base_url=str(address), llm_model_name=str(name), llm_api_key="-"
+            **conf, **model_settings, llm_base_url=str(address), llm_model_name=str(name), llm_api_key="-"
         )
         return Agent(conf=agent_config, **arguments)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
+    """Read an agent's description from a YAML file. Raises ValueError for a file that describes no agent."""
     import yaml
 
     if not path.is_file():
         raise ValueError(f"the agent's file {path} does not exist")
     try:
         description = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as problem:
-        raise ValueError(f"the agent's file {path} is not valid YAML: {problem}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"the agent's file {path} is not valid YAML: {error}") from None
     if not isinstance(description, Mapping) or not description.get("name"):
         raise ValueError(
             f"the agent's file {path} describes no agent: it needs a `name` and the other arguments of an Agent"
@@ -100,6 +115,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_agent(agent: Any) -> dict[str, Any]:
+    """Describe an AWorld Agent by the arguments that build it again. Raises ValueError if code belongs to the agent."""
     from aworld.agents.llm_agent import Agent
 
     if type(agent) is not Agent:
@@ -109,12 +125,20 @@ def _read_agent(agent: Any) -> dict[str, Any]:
         )
     if agent.tools_aggregate_func != agent._tools_aggregate_func:
         raise ValueError("tools_aggregate_func is code; write an AworldAgentLoop whose build_agents() sets it")
-    values = {name: getattr(agent, name, None) for name in _PLAIN}
-    values = {name: value for name, value in values.items() if value not in (None, [], {})}
+    arguments = {name: getattr(agent, name, None) for name in _PLAIN}
+    arguments = {name: value for name, value in arguments.items() if value not in (None, [], {})}
     conf = {key: value for key, value in dict(agent.conf).items() if key != "memory_config" and value is not None}
-    model = {key: value for key, value in dict(conf.pop("llm_config", None) or {}).items() if value is not None}
+    model_settings = {
+        key: value for key, value in dict(conf.pop("llm_config", None) or {}).items() if value is not None
+    }
     return _serialize_value(
-        {"name": agent.name(), "desc": agent.desc(), **values, "conf": {**conf, "llm_config": _drop_model(model)}}, ""
+        {
+            "name": agent.name(),
+            "desc": agent.desc(),
+            **arguments,
+            "conf": {**conf, "llm_config": _drop_model(model_settings)},
+        },
+        "",
     )
 
 
@@ -124,11 +148,18 @@ def _drop_model(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _serialize_value(value: Any, where: str) -> Any:
-    """Return the value as data. Raises ValueError for code, and for a secret without a variable."""
+    """Return a value as plain data, with values of environment variables replaced by their names.
+
+    Args:
+        where: dotted name of the value, for errors.
+
+    Raises:
+        ValueError: the value is code, or a secret that no environment variable holds.
+    """
     if isinstance(value, Mapping):
         if "llm_api_key" in value:
             value = _drop_model(value)
-        serialized = {str(key): _serialize_value(each, f"{where}.{key}".lstrip(".")) for key, each in value.items()}
+        serialized = {str(key): _serialize_value(item, f"{where}.{key}".lstrip(".")) for key, item in value.items()}
         for key, text in serialized.items():
             if _SECRETS.match(key) and isinstance(text, str) and text and not _VARIABLE.search(text):
                 raise ValueError(
@@ -153,7 +184,8 @@ def _serialize_value(value: Any, where: str) -> Any:
 
 
 def _hide_secrets(text: str) -> str:
-    """Replace values of secret variables in a text by `${NAME}`, and escape a literal `${`."""
+    """Replace values of secret variables in a text by `$(NAME)`, and escape a literal `${`."""
+    # Longest values first, so that a value that contains another one is replaced completely.
     for name, value in sorted(os.environ.items(), key=lambda pair: -len(pair[1])):
         if len(value) >= _LEAST and name.endswith(_SECRET_ENDS) and value in text:
             text = text.replace(value, f"$({name})")
@@ -161,9 +193,9 @@ def _hide_secrets(text: str) -> str:
 
 
 def fill_variables(value: Any) -> Any:
-    """Replace `${NAME}` in a described agent by this process's variables. Raises UserError for a missing secret."""
+    """Replace `$(NAME)` in a described agent by this process's variables. Raises UserError for a missing secret."""
     if isinstance(value, dict):
-        return {key: fill_variables(each) for key, each in value.items()}
+        return {key: fill_variables(item) for key, item in value.items()}
     if isinstance(value, list):
         return [fill_variables(item) for item in value]
     if isinstance(value, str):

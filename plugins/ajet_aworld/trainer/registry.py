@@ -43,17 +43,21 @@ class TrainProcessors(MutableMapping[str, type[TrainerProcessor]]):
     """All engines by name, as AWorld's `TRAIN_PROCESSOR`."""
 
     def __getitem__(self, name: str) -> type[TrainerProcessor]:
+        """Return the class of an engine. Raises KeyError for an unknown name."""
         if name not in {*self}:
             raise KeyError(name)
         return find_processor(name)
 
     def __setitem__(self, name: str, kind: Any) -> None:
+        """Register an engine. Raises ValueError for a used name."""
         register(name, kind)
 
     def __delitem__(self, name: str) -> None:
+        """Remove an engine registered in this process. Raises KeyError for any other name."""
         del _registered[name]
 
     def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of all engines, those of plug-ins and those registered in this process."""
         return iter({**find_all_parts("train_engine"), **_registered})
 
     def __len__(self) -> int:
@@ -64,6 +68,7 @@ TRAIN_PROCESSOR = TrainProcessors()
 
 
 def _require_processor(name: str, kind: Any) -> type[TrainerProcessor]:
+    """Return the class of an engine unchanged. Raises ValueError if it is no subclass of TrainerProcessor."""
     if not (isinstance(kind, type) and issubclass(kind, TrainerProcessor)):
         raise ValueError(f"the train engine {name} must be a subclass of TrainerProcessor, got {kind!r}")
     return kind

@@ -41,6 +41,7 @@ class RunProcessor(TrainerProcessor):
     """Further sections of the configuration, besides `ajet` and those of ajet's own backbones."""
 
     def __init__(self, run_path: str) -> None:
+        """Start a configuration with the backbone only; the checks add the other inputs to it."""
         super().__init__(run_path)
         self.base = Path.cwd()
         self.config: dict[str, Any] = {}
@@ -56,18 +57,29 @@ class RunProcessor(TrainerProcessor):
         return {**rollout, **section}
 
     def check_dataset(self, dataset: Any = None, test_dataset: Any = None) -> tuple[str | None, str | None]:
-        """Write the rows as JSON Lines and return (training, test), None without data. Raises ValueError."""
+        """Write the data sets as JSON Lines into the output folder.
+
+        Returns:
+            The paths (training, validation), each None without data.
+
+        Raises:
+            ValueError: a data set cannot be read.
+        """
         folder = Path(self.run_path)
-        train = write_lines(dataset, folder / "train.jsonl", self.base)
-        test = write_lines(test_dataset, folder / "test.jsonl", self.base)
-        files = {name: {"file_path": str(path)} for name, path in (("training", train), ("validation", test)) if path}
+        train_file = write_lines(dataset, folder / "train.jsonl", self.base)
+        test_file = write_lines(test_dataset, folder / "test.jsonl", self.base)
+        files = {
+            name: {"file_path": str(path)}
+            for name, path in (("training", train_file), ("validation", test_file))
+            if path
+        }
         if files:
             reader = {"type": "jsonl_dataset_file", "jsonl_dataset_file": files}
             _merge_over(self._tree, {"ajet": {"task_reader": reader}})
-        return (str(train) if train else None), (str(test) if test else None)
+        return (str(train_file) if train_file else None), (str(test_file) if test_file else None)
 
     def check_reward(self, reward_func: Any = None) -> str | None:
-        """Return a reference to the function. Raises ValueError."""
+        """Return a reference to the reward function, or None if the configuration has the judge. Raises ValueError."""
         if reward_func is None:
             self.reward_func_based_on_config = True
             return None
@@ -141,6 +153,8 @@ _SECTIONS = ("verl", "trinity", "actor_rollout_ref", "critic", "trainer", "algor
 
 
 def _read_tree(config: Any, base: Path) -> dict[str, Any]:
+    """Return a configuration, given as mapping, model or YAML file, as a dictionary. Raises ValueError for anything
+    else."""
     if config is None:
         return {}
     if isinstance(config, (str, Path)):
@@ -151,8 +165,8 @@ def _read_tree(config: Any, base: Path) -> dict[str, Any]:
             raise ValueError(f"the training configuration {config} is not a file")
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except yaml.YAMLError as problem:
-            raise ValueError(f"the training configuration {config} is not valid YAML: {problem}") from None
+        except yaml.YAMLError as error:
+            raise ValueError(f"the training configuration {config} is not valid YAML: {error}") from None
     elif hasattr(config, "model_dump"):
         config = config.model_dump()
     if not isinstance(config, Mapping):
@@ -203,27 +217,29 @@ def write_lines(value: Any, file: Path, base: Path) -> Path | None:
 
 
 def _read_file(path: Path) -> Any:
-    kind = _KINDS.get(path.suffix)
-    if kind is None:
+    """Read a data set of a file by its suffix. Raises ValueError for a missing file or an unknown suffix."""
+    file_format = _KINDS.get(path.suffix)
+    if file_format is None:
         raise ValueError(f"{path} is not a data set; expected {', '.join(_KINDS)}")
     if not path.is_file():
         raise ValueError(f"the data set {path} does not exist")
     from datasets import Dataset
 
-    return getattr(Dataset, f"from_{kind}")(str(path), keep_in_memory=True)
+    return getattr(Dataset, f"from_{file_format}")(str(path), keep_in_memory=True)
 
 
 def _format_row(row: Any, number: int) -> str:
+    """Return a row as a JSON line. A row in verl's form gets its ground truth as `answer`. Raises ValueError."""
     if not isinstance(row, Mapping):
         raise ValueError(f"row {number} of the data set is a {type(row).__name__}; expected named columns")
     row = dict(row)
-    truth = row.get("reward_model")
-    if "answer" not in row and isinstance(truth, Mapping) and "ground_truth" in truth:
-        row["answer"] = truth["ground_truth"]
+    reward_model = row.get("reward_model")
+    if "answer" not in row and isinstance(reward_model, Mapping) and "ground_truth" in reward_model:
+        row["answer"] = reward_model["ground_truth"]
     try:
         return json.dumps(row, ensure_ascii=False) + "\n"
-    except (TypeError, ValueError) as problem:
-        raise ValueError(f"row {number} of the data set cannot be written as JSON: {problem}") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"row {number} of the data set cannot be written as JSON: {error}") from None
 
 
 # AgentTrainer's reward as a judge: a function with verl's four arguments, or ajet's two.
@@ -234,14 +250,22 @@ _NUMBERS = ("float", "int", "bool", "Real", "Optional[float]", "float | None")
 
 
 def describe_reward(value: Any, base: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (the `task_judge` section, the configuration's own section). Raises ValueError."""
+    """Describe a reward function as a judge.
+
+    Returns:
+        (the section `ajet.task_judge`, the section `aworld`).
+
+    Raises:
+        ValueError: the function cannot be imported by name, or has another signature or result.
+    """
     reference = _build_reference(value, base)
     try:
         function = resolve_reference(reference, base=base, key="reward_func")
-    except UserError as problem:
-        raise ValueError(str(problem)) from problem
+    except UserError as error:
+        raise ValueError(str(error)) from error
     if not callable(function):
         raise ValueError(f"Reward func must be callable or file path: {reference} is a {type(function).__name__}")
+    # A judge class, or a function (task, output), is ajet's own form.
     if isinstance(function, type) or _accepts_count(function, 2, exactly=True):
         return {"judge_protocol": reference}, {}
     if not _accepts_count(function, 4):
@@ -249,10 +273,10 @@ def describe_reward(value: Any, base: Path) -> tuple[dict[str, Any], dict[str, A
             f"the signature of the reward function {reference} is {inspect.signature(function)}; expected "
             f"({', '.join(ARGUMENTS)}), or (task, output)"
         )
-    annotated = function.__annotations__.get("return", inspect.Signature.empty)
-    returned = annotated if isinstance(annotated, str) else inspect.formatannotation(annotated)
-    if annotated is not inspect.Signature.empty and returned not in _NUMBERS:
-        raise ValueError(f"the reward function {reference} is annotated to return {returned}; expected a number")
+    annotation = function.__annotations__.get("return", inspect.Signature.empty)
+    return_type = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    if annotation is not inspect.Signature.empty and return_type not in _NUMBERS:
+        raise ValueError(f"the reward function {reference} is annotated to return {return_type}; expected a number")
     return {"judge_protocol": f"{__name__}->FunctionJudge"}, {"reward": reference}
 
 
@@ -260,6 +284,7 @@ class FunctionJudge(BaseJudge):
     """Calls the function named in the configuration."""
 
     def __init__(self, config: Any) -> None:
+        """Load the function. Raises UserError if it cannot be imported."""
         super().__init__(config)
         self._function = resolve_reference(
             config.aworld.reward, base=Path(config.ajet.base_dir), key="the reward function"
@@ -277,6 +302,7 @@ class FunctionJudge(BaseJudge):
 
 
 def _build_reference(value: Any, base: Path) -> str:
+    """Return a reference FILE->NAME to a function, given as function, file or reference. Raises ValueError."""
     if isinstance(value, (str, Path)):
         text = str(value)
         return text if "->" in text else f"{text}->{_find_function(base / text)}"
@@ -291,26 +317,31 @@ def _build_reference(value: Any, base: Path) -> str:
 
 
 def _find_function(file: Path) -> str:
-    """Return the function with the file's name, else the only one with verl's arguments."""
+    """Return the name of the function with the file's name, or of the only one with verl's arguments. Raises
+    ValueError."""
     if not file.is_file():
         raise ValueError(f"the reward function's file {file} does not exist")
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
-    except SyntaxError as problem:
-        raise ValueError(f"the reward function's file {file} is not valid Python: {problem}") from None
-    functions = [each for each in tree.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    except SyntaxError as error:
+        raise ValueError(f"the reward function's file {file} is not valid Python: {error}") from None
+    functions = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     names = [function.name for function in functions]
     if file.stem in names:
         return file.stem
-    meant = [function.name for function in functions if tuple(arg.arg for arg in function.args.args) == ARGUMENTS]
-    if len(meant) != 1:
+    matching_names = [
+        function.name for function in functions if tuple(arg.arg for arg in function.args.args) == ARGUMENTS
+    ]
+    if len(matching_names) != 1:
         raise ValueError(
-            f"{file} has {len(meant)} functions of ({', '.join(ARGUMENTS)}); choose one by its name: {file}->NAME"
+            f"{file} has {len(matching_names)} functions of ({', '.join(ARGUMENTS)}); choose one by its name: "
+            f"{file}->NAME"
         )
-    return meant[0]
+    return matching_names[0]
 
 
 def _accepts_count(function: Any, count: int, *, exactly: bool = False) -> bool:
+    """True if a function can be called with `count` positional arguments. `exactly` also refuses optional ones."""
     signature = inspect.signature(function)
     try:
         signature.bind(*range(count))

@@ -16,7 +16,7 @@ class TrainerProcessor(ABC):
     """Subclass it, write the five methods, and register the class."""
 
     def __init__(self, run_path: str) -> None:
-        """`run_path`: the output folder."""
+        """Store the output folder. No argument is checked yet."""
         self.run_path = run_path
         self.reward_func_based_on_config = False
         self._is_initialized = False
