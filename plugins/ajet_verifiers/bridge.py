@@ -44,7 +44,11 @@ LONGEST = 2000
 
 
 def main() -> int:
-    """Exit code 0 after a printed line, whatever its content."""
+    """Run the command given by the arguments, and print its result to standard output.
+
+    Returns:
+        Exit code 0 once the result is printed, also if the result reports errors.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=("tasks", "play"))
     parser.add_argument("environment", help="their [env] block as JSON")
@@ -56,20 +60,21 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(options.path)  # tool servers are separate processes
     # Harnesses that are scripts need the programs of this environment, for example `uv`.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # The result goes to the original standard output, and everything else that is printed to standard error.
+    result_stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    with out:
+    with result_stream:
         environment = json.loads(options.environment)
         if options.verb == "tasks":
             for row in list_tasks(environment, options.count):
-                out.write(json.dumps(row) + "\n")
+                result_stream.write(json.dumps(row) + "\n")
         else:
-            out.write(json.dumps(play_episode(environment, options.index)) + "\n")
+            result_stream.write(json.dumps(play_episode(environment, options.index)) + "\n")
     return 0
 
 
 def list_tasks(environment: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    """Return the first tasks: index, id and prompt text."""
+    """Return index, id and prompt text of the first `count` tasks of a taskset."""
     taskset = _open_environment(environment).taskset
     return [
         {"index": index, "id": task.data.id or task.data.name or "", "prompt": task.data.prompt_text}
@@ -78,11 +83,11 @@ def list_tasks(environment: dict[str, Any], count: int) -> list[dict[str, Any]]:
 
 
 def play_episode(environment: dict[str, Any], index: int) -> dict[str, Any]:
-    """Run one episode of task `index`; return the line with its reward or errors."""
+    """Run one episode of the task with this index, and return its reward or its errors."""
     try:
         return build_result(asyncio.run(_play_task(environment, index)))
-    except Exception as problem:  # noqa: BLE001 - code of a taskset, which may raise anything; said, never a reward
-        return {"reward": None, "errors": [make_error(type(problem).__name__, str(problem))]}
+    except Exception as error:  # noqa: BLE001 - code of a taskset, which may raise anything: an error, never a reward
+        return {"reward": None, "errors": [make_error(type(error).__name__, str(error))]}
 
 
 def build_result(episode: Any) -> dict[str, Any]:
@@ -91,40 +96,46 @@ def build_result(episode: Any) -> dict[str, Any]:
     There is no reward if the episode is not `ok`, if an attempt failed (its calls were captured too), if the number of
     trained agents is not one, or if another agent uses the trained model.
     """
-    trained = [trace for trace in episode.traces if trace.agent.trainable]
-    blamed = trained if episode.ok else episode.traces  # errors of other agents do not count if the episode is ok
-    raised = [*episode.errors, *(error for trace in blamed for error in trace.errors)]
-    errors = [make_error(error.type, error.message) for error in raised]
+    trained_traces = [trace for trace in episode.traces if trace.agent.trainable]
+    checked_traces = (
+        trained_traces if episode.ok else episode.traces
+    )  # errors of other agents do not count if the episode is ok
+    raised_errors = [*episode.errors, *(error for trace in checked_traces for error in trace.errors)]
+    errors = [make_error(error.type, error.message) for error in raised_errors]
     if errors or not episode.ok:
         if not errors:
-            stop = next((trace.stop_condition for trace in episode.traces if not trace.ok), None)
-            errors.append(make_error("Episode", f"the rollout failed without naming an error (stop condition {stop})"))
+            stop_condition = next((trace.stop_condition for trace in episode.traces if not trace.ok), None)
+            errors.append(
+                make_error("Episode", f"the rollout failed without naming an error (stop condition {stop_condition})")
+            )
         return {"reward": None, "errors": errors}
-    if len(trained) != 1:
-        message = f"{len(trained)} of its agents are trainable; expected exactly one"
+    if len(trained_traces) != 1:
+        message = f"{len(trained_traces)} of its agents are trainable; expected exactly one"
         return {"reward": None, "errors": [make_error("Episode", message)]}
     gateway_url = os.environ.get("OPENAI_BASE_URL")
-    others = [trace.agent for trace in episode.traces if not trace.agent.trainable]
-    if any(getattr(agent.config.client, "base_url", None) == gateway_url for agent in others):
+    other_agents = [trace.agent for trace in episode.traces if not trace.agent.trainable]
+    if any(getattr(agent.config.client, "base_url", None) == gateway_url for agent in other_agents):
         message = "an untrained agent uses the trained model: configure another model and client for it"
         return {"reward": None, "errors": [make_error("Episode", message)]}
-    (trace,) = trained
+    (trace,) = trained_traces
     metrics = {name: value for name, value in trace.metrics.items() if value is not None}
-    metrics |= {f"reward_{name}": each.score for name, each in trace.rewards.items() if each is not None}
+    metrics |= {f"reward_{name}": part.score for name, part in trace.rewards.items() if part is not None}
     return {"reward": trace.reward, "errors": [], "answer": _get_answer(trace), "metrics": metrics}
 
 
 def make_error(kind: str, message: str) -> dict[str, str]:
-    """Return an error with its boundary."""
+    """Return an error as JSON values, with the boundary that failed. Only the end of a long message is kept."""
     boundary = "environment" if message.startswith(SETUP) else BOUNDARIES.get(kind, "environment")
     return {"boundary": boundary, "type": kind, "message": message[-LONGEST:]}
 
 
 def _get_answer(trace: Any) -> str:
+    """Return the agent's last reply as text, or "" without one."""
     return str(trace.root_reply or getattr(trace, "last_reply", "") or "")
 
 
 def _open_environment(environment: dict[str, Any]) -> Any:
+    """Load the environment of `verifiers` for an `[env]` block."""
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
     return load_environment(resolve_env_config(environment))
@@ -139,6 +150,7 @@ def lock_preparation(prepare: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
 
     @functools.wraps(prepare)
     async def prepared(runtime: Any, script: str | bytes, *args: Any, **kwargs: Any) -> Any:
+        """Prepare the script's environment, with a lock unless an earlier call has prepared the same script."""
         cache = Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache" / "uv")
         marker = (
             cache / f"ajet-made-{hashlib.sha256(script.encode() if isinstance(script, str) else script).hexdigest()}"
@@ -158,7 +170,7 @@ def lock_preparation(prepare: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
 
 
 async def _take_lock(lock: IO[str]) -> None:
-    """Wait for the lock, with a message on standard error."""
+    """Wait for an exclusive lock on an open file, with a message on standard error every few seconds."""
     next_message = time.monotonic() + SAY_S
     while True:
         try:
@@ -172,10 +184,12 @@ async def _take_lock(lock: IO[str]) -> None:
 
 
 async def _play_task(environment: dict[str, Any], index: int) -> Any:
+    """Run one episode of a task with the model of the environment variables, and return the Episode of `verifiers`."""
     import verifiers.v1 as vf
     from verifiers.v1.env import RunSlot
     from verifiers.v1.runtimes.base import Runtime
 
+    # The patch replaces the method in this process only, which runs a single episode.
     Runtime.prepare_uv_script = lock_preparation(Runtime.prepare_uv_script)
     environment_instance = _open_environment(environment)
     task = next(itertools.islice(environment_instance.taskset, index, None), None)

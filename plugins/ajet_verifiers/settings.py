@@ -44,22 +44,25 @@ class VerifiersSettings(BaseModel):
 
     @classmethod
     def read(cls, config: Any) -> VerifiersSettings:
-        """Return the settings. Raises ConfigError."""
+        """Return the section `verifiers` of a configuration. Raises ConfigError without it, or for a wrong key."""
         return read_section(cls, config, SECTION, "the taskset", "{taskset: NAME}", "docs/environments.md")
 
     def encode_block(self) -> str:
         """Return the `[env]` block as JSON, with the command's placeholders escaped."""
         agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
         block = {} if self.env else {"agent": agent}
-        written = json.dumps({**block, **self.env, "taskset": {**self.config, "id": self.taskset}})
-        return PLACE.sub(lambda found: "\\u007b" + found[0][1:], written)
+        text = json.dumps({**block, **self.env, "taskset": {**self.config, "id": self.taskset}})
+        # "{" is written as an escape, so that a text of the user is no placeholder of the command.
+        return PLACE.sub(lambda match: "\\u007b" + match[0][1:], text)
 
     def build_command(self, verb: str, base: Path) -> list[str]:
-        """Return the command of the bridge, in the taskset's environment."""
+        """Return the command that runs bridge.py in the taskset's environment. `verb` is tasks or play, `base` the
+        YAML's folder."""
         return ["{venv}", "-I", str(BRIDGE), verb, self.encode_block(), "--path", str(base)]
 
     def as_command(self, config: Any) -> CommandSettings:
-        """Return the command settings of one episode."""
+        """Return the settings of the command that runs one episode. `{metadata.index}` is the task's index in the
+        taskset."""
         return CommandSettings(
             command=[*self.build_command("play", get_base_folder(config)), "--index", "{metadata.index}"],
             requirements=self.requirements,

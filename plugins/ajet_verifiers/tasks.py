@@ -24,6 +24,7 @@ class VerifiersTasks:
     """Reads a taskset; configured by `task_reader.type: ajet_verifiers.tasks->VerifiersTasks`."""
 
     def __init__(self, config: Any) -> None:
+        """Read the section `verifiers`. Tasks are listed at the first request."""
         self._settings, self._config = VerifiersSettings.read(config), config
         self._rows: list[dict[str, Any]] = []
 
@@ -32,7 +33,12 @@ class VerifiersTasks:
         return split == "train" or self._settings.validation > 0
 
     def tasks(self, split: str) -> list[Task]:
-        """Return the tasks. Raises TaskError if listing fails, UserError if the environment cannot be created."""
+        """Return the tasks of a split.
+
+        Raises:
+            TaskError: the tasks cannot be listed.
+            UserError: the taskset's environment cannot be created.
+        """
         self._rows = self._rows or self._list_rows()
         held_out = self._settings.validation
         rows = self._rows[held_out:] if split == "train" else self._rows[:held_out]
@@ -46,14 +52,16 @@ class VerifiersTasks:
         ]
 
     def _list_rows(self) -> list[dict[str, Any]]:
+        """List index, id and prompt of all needed tasks by a process of the taskset's environment. Raises TaskError."""
         settings, base = self._settings, get_base_folder(self._config)
         python = settings.as_command(self._config).venv(base)
         count = str(settings.train + settings.validation)
+        # The first word is the placeholder of the environment's Python.
         _, *command = [*settings.build_command("tasks", base), "--count", count]
         merged = {**select_inherited(os.environ, settings.variables), **CLEARED, **settings.variables}
         environment = {name: value for name, value in merged.items() if value is not None}
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 [str(python), *command],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -66,11 +74,12 @@ class VerifiersTasks:
             raise self._make_error(f"listing did not finish within {LIMIT_S:.0f} s") from None
         except (OSError, ValueError) as error:  # a setting that no argument can hold
             raise self._make_error(str(error)) from None
-        if done.returncode:
-            raise self._make_error("\n".join(done.stderr.strip().splitlines()[-8:]))
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        if completed.returncode:
+            raise self._make_error("\n".join(completed.stderr.strip().splitlines()[-8:]))
+        return [json.loads(line) for line in completed.stdout.splitlines()]
 
     def _make_error(self, why: str) -> TaskError:
+        """Return the error for tasks that cannot be listed; `why` is shown to the user."""
         return TaskError(
             f"The tasks of the taskset {self._settings.taskset} cannot be listed.",
             where="verifiers.taskset",
