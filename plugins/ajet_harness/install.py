@@ -98,6 +98,7 @@ def choose_node_folder() -> Path:
 
 
 def _choose_folder(name: str) -> Path:
+    """Return the cache folder of a harness, whose name depends on all packages and Python versions of its preset."""
     preset = read_preset(name)
     node = [NODE] if preset.npm else []
     content = "\n".join([*preset.npm, *preset.requirements, *preset.links, *preset.python, *node])
@@ -105,11 +106,12 @@ def _choose_folder(name: str) -> Path:
 
 
 def _get_root() -> Path:
+    """Return the folder in the user's cache that holds all harnesses."""
     return find_cache_root() / "harness"
 
 
 def _install_packages(target: Path, name: str, preset: Preset) -> str:
-    """Return "" or an error message."""
+    """Install a harness's packages into a new folder. Return "", or an error message if this fails."""
     (target / PROGRAMS).mkdir(parents=True)
     command: str = preset.agent["command"][0]
     if preset.npm:
@@ -123,30 +125,33 @@ def _install_packages(target: Path, name: str, preset: Preset) -> str:
 
 def _install_npm_packages(target: Path, name: str, preset: Preset, command: str) -> str:
     """Install Node.js if missing, then the packages. Return "" or an error message."""
-    folder = choose_node_folder()
-    if not (folder / READY).exists() and (problem := "".join(fill_environment(folder, lambda: _install_node(folder)))):
+    node_folder = choose_node_folder()
+    if not (node_folder / READY).exists() and (
+        problem := "".join(fill_environment(node_folder, lambda: _install_node(node_folder)))
+    ):
         return problem
-    path = f"PATH={folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    install = ["env", path, *NPM, "--prefix", str(target), *preset.npm]
+    # npm's programs start `node` by its name.
+    path_variable = f"PATH={node_folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    install = ["env", path_variable, *NPM, "--prefix", str(target), *preset.npm]
     if problem := run_command(install, f"npm install {name}", limit=LIMIT_S):
         return problem
-    modules, programs = target / "node_modules", target / PROGRAMS
-    _link_program(modules / ".bin" / command, programs / command, folder / "bin" / "node")
+    node_modules, programs = target / "node_modules", target / PROGRAMS
+    _link_program(node_modules / ".bin" / command, programs / command, node_folder / "bin" / "node")
     for link, pattern in preset.links.items():
-        for program in modules.glob(pattern):
-            _link_program(program, programs / link, folder / "bin" / "node")
+        for program in node_modules.glob(pattern):
+            _link_program(program, programs / link, node_folder / "bin" / "node")
     return ""
 
 
 def _link_program(program: Path, link: Path, node: Path) -> None:
     """Link a program. A script for Node.js gets a script in sh that runs it, because `node` is not on the PATH."""
-    real = program.resolve()
-    with real.open("rb") as file:
+    target = program.resolve()
+    with target.open("rb") as file:
         first_line = file.readline(200)
     if not (first_line.startswith(b"#!") and b"node" in first_line):
-        link.symlink_to(real)
+        link.symlink_to(target)
         return
-    link.write_text(f'#!/bin/sh\nexec "{node}" "{real}" "$@"\n', encoding="utf-8")
+    link.write_text(f'#!/bin/sh\nexec "{node}" "{target}" "$@"\n', encoding="utf-8")
     link.chmod(0o755)
 
 
@@ -167,10 +172,10 @@ def _install_node(folder: Path) -> str:
 def _read_version(program: str) -> tuple[int, int] | None:
     """Return major and minor version of a Python; None if it does not run."""
     try:
-        printed = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60).stdout
+        version_text = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r"(\d+)\.(\d+)", printed)
+    match = re.search(r"(\d+)\.(\d+)", version_text)
     return (int(match[1]), int(match[2])) if match else None
 
 

@@ -71,8 +71,8 @@ def fill_section(section: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: the harness is unknown.
     """
     preset = read_preset(str(section["harness"])).agent
-    filled = {"trains": [section.get("agent", DEFAULT_AGENT)], **preset, **section}
+    merged = {"trains": [section.get("agent", DEFAULT_AGENT)], **preset, **section}
     for name in ("env", "files"):
         if name in preset and isinstance(section.get(name), Mapping):
-            filled[name] = {**preset[name], **section[name]}
-    return filled
+            merged[name] = {**preset[name], **section[name]}
+    return merged
