@@ -43,7 +43,7 @@ def select_inherited(ours: Mapping[str, str], named: Mapping[str, str | None]) -
     inherited: dict[str, str] = {}
     withheld: list[str] = []
     for name, value in ours.items():
-        if name.startswith(OUTSIDE) or OUTSIDE + name in ours:  # put there by the run itself
+        if name.startswith(OUTSIDE) or OUTSIDE + name in ours:  # set by the run itself
             continue
         if _PROXY.fullmatch(name):
             inherited[name] = _strip_user(value)
@@ -68,6 +68,7 @@ def _strip_user(proxy: str) -> str:
 
 
 def _log_withheld(withheld: frozenset[str]) -> None:
+    """Log the names of withheld variables, each set of names once per process."""
     if withheld and withheld not in _noted:
         _noted.add(withheld)
         logger.info(

@@ -99,6 +99,7 @@ class RunningCommand:
     """A started command. Raises OSError if its supervisor process cannot be started."""
 
     def __init__(self, order: CommandSpec) -> None:
+        """Start the supervisor process. The command itself starts when `wait` sends its specification."""
         self._spec = order
         self.report, keeper_end = os.pipe()
         self._over = False
@@ -127,7 +128,7 @@ class RunningCommand:
                     self.keeper.stdin.close()
 
     def wait(self) -> Ended:
-        """Read the output until the command has ended."""
+        """Start the command, read its output until all its processes have ended, and return how it ended."""
         try:
             self._send_spec()
             return self._read_output()
@@ -140,13 +141,14 @@ class RunningCommand:
             self.keeper.wait()
 
     def _send_spec(self) -> None:
-        order = self._spec
+        """Send the command's specification to the supervisor as one JSON line, unless `stop` was called before."""
+        spec = self._spec
         message = {
-            "command": list(order.command),
-            "folder": str(order.folder),
-            "timeout": order.timeout,
-            "limits": dict(order.limits),
-            "input": order.input,
+            "command": list(spec.command),
+            "folder": str(spec.folder),
+            "timeout": spec.timeout,
+            "limits": dict(spec.limits),
+            "input": spec.input,
         }
         with self._lock:
             assert self.keeper.stdin is not None
@@ -155,45 +157,51 @@ class RunningCommand:
                     self.keeper.stdin.write(json.dumps(message).encode() + b"\n")
                     self.keeper.stdin.flush()
                 except BrokenPipeError:
+                    # The supervisor was killed; its missing report says so.
                     return
 
     def _read_output(self) -> Ended:
+        """Read output and report until all pipes are closed, or until LAST_WORDS seconds after the report."""
         assert self.keeper.stdout is not None and self.keeper.stderr is not None
         buffers: dict[int, bytearray] = {}
-        out, err = self.keeper.stdout.fileno(), self.keeper.stderr.fileno()
+        stdout_fd, stderr_fd = self.keeper.stdout.fileno(), self.keeper.stderr.fileno()
         with selectors.DefaultSelector() as selector:
-            for number in (out, err, self.report):
-                buffers[number] = bytearray()
-                selector.register(number, selectors.EVENT_READ)
+            for descriptor in (stdout_fd, stderr_fd, self.report):
+                buffers[descriptor] = bytearray()
+                selector.register(descriptor, selectors.EVENT_READ)
             deadline: float | None = None
             while selector.get_map() and (deadline is None or time.monotonic() < deadline):
                 for key, _ in selector.select(None if deadline is None else 0.1):
-                    part = os.read(key.fd, 1 << 16)
-                    if not part:
+                    chunk = os.read(key.fd, 1 << 16)
+                    if not chunk:
                         selector.unregister(key.fd)
                         if key.fd == self.report:
                             deadline = time.monotonic() + LAST_WORDS
                     elif key.fd == self.report:
-                        buffers[key.fd] += part
+                        buffers[key.fd] += chunk
                     else:
-                        self._append_output(buffers[key.fd], part)
+                        self._append_output(buffers[key.fd], chunk)
         return self._parse_report(
-            bytes(buffers[self.report]), _decode_output(buffers[out]), _decode_output(buffers[err])
+            bytes(buffers[self.report]), _decode_output(buffers[stdout_fd]), _decode_output(buffers[stderr_fd])
         )
 
-    def _append_output(self, buffer: bytearray, part: bytes) -> None:
-        free = self._spec.output - len(buffer)
-        buffer += part[:free]
-        if len(part) > free and not self._over:
+    def _append_output(self, buffer: bytearray, chunk: bytes) -> None:
+        """Append output up to the limit. Output beyond the limit is dropped and ends the command."""
+        free_bytes = self._spec.output - len(buffer)
+        buffer += chunk[:free_bytes]
+        if len(chunk) > free_bytes and not self._over:
             self._over = True
             self.stop()
 
     def _parse_report(self, report: bytes, stdout: str, stderr: str) -> Ended:
+        """Return how a command ended, from the supervisor's JSON report. An empty report means that the supervisor was
+        killed."""
         if not report:
             return Ended(
                 None, "stopped", stdout, stderr, problem="another process ended the process that supervises the command"
             )
         content = json.loads(report)
+        # The supervisor reports a stop by this process; its cause was the output.
         ended_by: EndedBy = "output" if self._over else content.pop("ended_by")
         content.pop("ended_by", None)
         return Ended(content.pop("code"), ended_by, stdout, stderr, **content)
@@ -202,16 +210,17 @@ class RunningCommand:
 async def run_command(spec: CommandSpec) -> Ended:
     """Run the command in a thread. A cancellation ends the command and is raised after its end. Raises OSError."""
     running = RunningCommand(spec)
-    waiting = asyncio.ensure_future(asyncio.to_thread(running.wait))
+    wait_task = asyncio.ensure_future(asyncio.to_thread(running.wait))
     try:
-        return await asyncio.shield(waiting)
+        return await asyncio.shield(wait_task)
     except asyncio.CancelledError:
         running.stop()
-        await asyncio.wait([waiting])
+        await asyncio.wait([wait_task])
         raise
 
 
 def _decode_output(raw: bytearray) -> str:
+    """Decode output as UTF-8, with marks for invalid bytes."""
     return raw.decode(errors="replace")
 
 
@@ -255,15 +264,15 @@ class EpisodeFolder:
         """Return the content of an answer file; "" without the file. Raises AgentFailure for a path outside."""
         path = self._resolve_inside(name, "the answer")
         try:
-            number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hold us
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hold us
         except OSError:
             return ""
         try:
-            return os.read(number, ANSWER_BYTES).decode(errors="replace")
+            return os.read(descriptor, ANSWER_BYTES).decode(errors="replace")
         except (IsADirectoryError, BlockingIOError):
             return ""
         finally:
-            os.close(number)
+            os.close(descriptor)
 
     def bring_in(self, template: Path | None, files: Mapping[str, str]) -> None:
         """Write files over whatever the agent left at their paths; no link of the agent is followed. Raises OSError.
@@ -280,13 +289,17 @@ class EpisodeFolder:
             self._clear_path(Path(name)).write_text(text, encoding="utf-8")
 
     def _clear_path(self, name: Path) -> Path:
-        """Return the path below `work` with real folders above and nothing at the end."""
+        """Remove whatever the agent left at a path below `work`, and return the path.
+
+        Links and files in place of the folders above it are replaced by real folders.
+        """
         path = self.root
-        for part in ("work", *name.parent.parts):
-            path = path / part
+        for folder_name in ("work", *name.parent.parts):
+            path = path / folder_name
             if path.is_symlink() or not path.is_dir():
                 path.unlink(missing_ok=True)
                 path.mkdir()
+            # The agent may have removed the permission to write.
             path.chmod(path.stat().st_mode | stat.S_IRWXU)
         path = path / name.name
         if path.is_dir() and not path.is_symlink():

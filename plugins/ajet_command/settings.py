@@ -46,50 +46,63 @@ class CommandLimits(BaseModel):
 
     def numbers(self) -> dict[str, float]:
         """Return the limits in bytes, seconds and processes, for the keeper."""
-        given = {
+        limits = {
             "memory": self.memory_mb and self.memory_mb * MEGABYTE,
             "cpu": self.cpu_seconds,
             "processes": self.processes,
             "file": self.file_mb and self.file_mb * MEGABYTE,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in limits.items() if value is not None}
 
 
 def read_section(kind: type[Settings], config: Any, section: str, purpose: str, example: str, page: str) -> Settings:
-    """Return a section of the composed configuration, next to `ajet:`. Raises ConfigError.
+    """Return a section of the composed configuration, next to `ajet:`, as a model.
 
     Args:
-        purpose: What the section configures.
-        example: A minimal section.
-        page: Documentation page.
+        kind: The model's class.
+        config: The composed configuration.
+        section: The section's name.
+        purpose: What the section configures, for errors.
+        example: A minimal section, for errors.
+        page: Documentation page, for errors.
+
+    Raises:
+        ConfigError: the section is missing, or has an unknown key or a wrong value.
     """
-    given = config.get(section)
-    if not isinstance(given, Mapping):
-        near = get_close_matches(section, list(config), 1)
+    section_values = config.get(section)
+    if not isinstance(section_values, Mapping):
+        similar_names = get_close_matches(section, list(config), 1)
         raise ConfigError(
             f"The YAML has no section {section}, which configures {purpose}.",
             where=section,
             expected=f"{section}: {example} next to `ajet:`",
-            do=f"did you mean the section {near[0]}? Rename it to {section}" if near else f"see {page}",
+            do=f"did you mean the section {similar_names[0]}? Rename it to {section}"
+            if similar_names
+            else f"see {page}",
         )
     try:
-        return kind.model_validate(given.to_dict() if hasattr(given, "to_dict") else dict(given))
+        return kind.model_validate(
+            section_values.to_dict() if hasattr(section_values, "to_dict") else dict(section_values)
+        )
     except ValidationError as error:
-        found = error.errors()
-        unknown = [each for each in found if each["type"] == "extra_forbidden" and len(each["loc"]) == 1]
-        first = (unknown or found)[0]
-        place = ".".join(map(str, (section, *first["loc"])))
-        near = get_close_matches(str(first["loc"][0]), kind.model_fields, 1) if unknown else []
+        errors = error.errors()
+        unknown_keys = [entry for entry in errors if entry["type"] == "extra_forbidden" and len(entry["loc"]) == 1]
+        first_error = (unknown_keys or errors)[0]
+        key_path = ".".join(map(str, (section, *first_error["loc"])))
+        similar_names = get_close_matches(str(first_error["loc"][0]), kind.model_fields, 1) if unknown_keys else []
         raise ConfigError(
-            f"There is no key {place}." if unknown else f"{place}: {first['msg'].removeprefix('Value error, ')}.",
-            where=place,
-            expected=f"one of {', '.join(kind.model_fields)}" if unknown else "",
-            do=f"did you mean {section}.{near[0]}?" if near else f"see {page}",
+            f"There is no key {key_path}."
+            if unknown_keys
+            else f"{key_path}: {first_error['msg'].removeprefix('Value error, ')}.",
+            where=key_path,
+            expected=f"one of {', '.join(kind.model_fields)}" if unknown_keys else "",
+            do=f"did you mean {section}.{similar_names[0]}?" if similar_names else f"see {page}",
         ) from None
 
 
 def _split_command(value: Any) -> Any:
-    """Split a string into words. Raises ValueError for an empty command, and for a key among its words."""
+    """Split a command given as a string into words. Raises ValueError for an empty command, and for a key among its
+    words."""
     words = shlex.split(value) if isinstance(value, str) else value
     if isinstance(words, list):
         if not words:
@@ -118,6 +131,7 @@ class VerifySettings(BaseModel):
     @field_validator("files")
     @classmethod
     def _check_paths(cls, value: dict[str, str] | str) -> dict[str, str] | str:
+        """Raise ValueError if a file's path leads out of the episode's folder."""
         for name in () if isinstance(value, str) else value:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise ValueError(f"the file {name} is outside the episode's folder")
@@ -166,24 +180,28 @@ class CommandSettings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _apply_harness(cls, value: Any) -> Any:
+        """Merge the preset of the section's harness, if any, below the user's keys."""
         return fill_section(value) if isinstance(value, Mapping) and value.get("harness") else value
 
     @field_validator("env", mode="before")
     @classmethod
     def _stringify_values(cls, value: Any) -> Any:
+        """Convert booleans among the variables to the texts true and false, as YAML writes them."""
         if not isinstance(value, Mapping):
             return value
-        return {str(name): str(each).lower() if isinstance(each, bool) else each for name, each in value.items()}
+        return {str(name): str(text).lower() if isinstance(text, bool) else text for name, text in value.items()}
 
     @field_validator("answer")
     @classmethod
     def _check_answer(cls, value: str) -> str:
+        """Raise ValueError for an unknown place of the answer."""
         if value not in ("stdout", "last_line") and not (value.startswith("file:") and value != "file:"):
             raise ValueError("expected stdout, last_line or file:PATH")
         return value
 
     @model_validator(mode="after")
     def _check_together(self) -> CommandSettings:
+        """Raise ValueError for two sources of the reward, or for files in a home directory that does not exist."""
         if self.verify is not None and self.score == "printed":
             raise ValueError("verify and score: printed both set the reward")
         paths = (*self.files, self.answer.removeprefix("file:"))
@@ -204,18 +222,25 @@ class CommandSettings(BaseModel):
 
     def list_folders(self) -> dict[str, str]:
         """Return the folders that are copied into an episode's folder, by key."""
-        checks = self.verify.files if self.verify else None
-        folders = {"template": self.template, "verify.files": checks if isinstance(checks, str) else None}
+        verify_files = self.verify.files if self.verify else None
+        folders = {"template": self.template, "verify.files": verify_files if isinstance(verify_files, str) else None}
         return {name: folder for name, folder in folders.items() if folder is not None}
 
     def venv(self, base: Path) -> Path | None:
-        """Return the Python of the `requirements` environment, created if missing; None without requirements. Raises
-        UserError."""
+        """Return the Python of the environment made from `requirements`, created if missing, or None without
+        requirements.
+
+        Args:
+            base: folder of the YAML, in which a relative path is looked up first.
+
+        Raises:
+            UserError: the environment cannot be created.
+        """
         if self.requirements is None:
             return None
-        wanted = Path(self.requirements).expanduser()
-        candidate = base / wanted
-        return prepare_python(candidate if candidate.exists() else wanted, say=logger.info)
+        requirements_path = Path(self.requirements).expanduser()
+        candidate = base / requirements_path
+        return prepare_python(candidate if candidate.exists() else requirements_path, say=logger.info)
 
     def harness_folder(self) -> Path | None:
         """Return the folder of the harness's programs, installed if missing; None without harness. Raises UserError."""
@@ -230,14 +255,16 @@ class CommandSettings(BaseModel):
 
 
 def find_folder(name: str, base: Path, key: str) -> Path:
-    """Return a folder next to the YAML or in the working directory. Raises ConfigError."""
-    wanted = Path(name).expanduser()
-    found = next((place for place in (base / wanted, Path.cwd() / wanted) if place.is_dir()), None)
-    if found is None:
+    """Return a folder next to the YAML or in the working directory. Raises ConfigError, with `key`, without one."""
+    relative_path = Path(name).expanduser()
+    folder = next(
+        (candidate for candidate in (base / relative_path, Path.cwd() / relative_path) if candidate.is_dir()), None
+    )
+    if folder is None:
         raise ConfigError(
             f"The {key} {name} is not a folder.", where=key, expected=f"a folder in {base} or {Path.cwd()}"
         )
-    return found
+    return folder
 
 
 def get_base_folder(config: Any) -> Path:

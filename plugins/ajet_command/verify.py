@@ -44,6 +44,14 @@ class Verifier:
         values: Mapping[str, str],
         secret: str,
     ) -> None:
+        """Prepare the verifier of one episode.
+
+        Args:
+            limits: limits of the verifier's processes.
+            folder: the agent's folder.
+            values: placeholders of the episode.
+            secret: the episode's key, redacted from the verifier's output.
+        """
         self._settings, self._limits, self._folder = settings, limits, folder
         self._values, self._secret = dict(values), secret
         self._home = folder.root / "verifier"
@@ -57,16 +65,17 @@ class Verifier:
         except OSError as error:
             raise VerifierFailed(f"the verifier could not be started: {error}") from error
         ended.redact(self._secret)
-        recorded = ended.to_record()
-        del recorded["ended_by"]
-        output.metadata["verify"] = recorded
+        exit_record = ended.to_record()
+        del exit_record["ended_by"]
+        output.metadata["verify"] = exit_record
         output.log_metrics["verify_seconds"] = ended.seconds
-        if why := self._explain_failure(ended):
-            raise VerifierFailed(f"the verifier {why}{ended.format_last_output()}")
+        if failure_text := self._explain_failure(ended):
+            raise VerifierFailed(f"the verifier {failure_text}{ended.format_last_output()}")
         output.reward = float(ended.code == 0) if self._settings.reward == "exit" else self._parse_reward()
 
     def _prepare_folder(self, task: Task, output: WorkflowOutput) -> None:
-        """Remove old files, and bring in the verifier's."""
+        """Create the verifier's home with the task file, and write its files over whatever the agent left at their
+        paths."""
         if self._home.is_dir() and not self._home.is_symlink():
             remove_folder(self._home)
         self._home.unlink(missing_ok=True)
@@ -80,8 +89,9 @@ class Verifier:
         (self._home / "task.json").write_text(json.dumps(content, ensure_ascii=False, default=str), encoding="utf-8")
 
     def _build_spec(self) -> CommandSpec:
+        """Return the verifier's command, with a home directory of its own and no variable of the episode's model."""
         inherited = select_inherited(os.environ, {})
-        own = {
+        verifier_variables = {
             "HOME": str(self._home),
             "TMPDIR": str(self._home),
             "PWD": str(self._folder.work),
@@ -92,7 +102,8 @@ class Verifier:
         return CommandSpec(
             [fill_placeholders(word, self._values) for word in self._settings.command],
             self._folder.work,
-            {name: text for name, text in inherited.items() if not name.startswith("XDG_")} | own,
+            # XDG_ variables would lead to folders outside the verifier's home.
+            {name: text for name, text in inherited.items() if not name.startswith("XDG_")} | verifier_variables,
             timeout=self._settings.timeout,
             limits=self._limits.numbers(),
             output=int(self._limits.output_mb * (1 << 20)),
@@ -113,10 +124,11 @@ class Verifier:
         return ""
 
     def _parse_reward(self) -> float:
-        """Return the number in the reward file. Raises VerifierFailed."""
+        """Return the finite number in the reward file. Raises VerifierFailed if there is none."""
         try:
-            number = os.open(self._reward_file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-            with open(number, "rb") as file:
+            # The file may be a link or a pipe, which must neither be followed nor waited for.
+            descriptor = os.open(self._reward_file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with open(descriptor, "rb") as file:
                 text = file.read(REWARD_BYTES).decode(errors="replace").strip()
         except OSError as error:
             raise VerifierFailed(f"the verifier wrote no reward into AJET_REWARD_FILE: {error.strerror}") from error

@@ -66,7 +66,7 @@ class CommandWorkflow(Workflow):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Check the section and create its environment. Raises UserError."""
+        """Check the section, and install its Python environment and harness before the run. Raises UserError."""
         settings = cls.settings(config)
         settings.venv(get_base_folder(config))
         settings.harness_folder()
@@ -74,9 +74,9 @@ class CommandWorkflow(Workflow):
     @classmethod
     def needs_judge(cls, config: Any) -> bool:
         """True unless the command prints the score, a verifier or a subclass computes the outcome."""
-        is_own = cls.execute is not CommandWorkflow.execute or cls.outcome is not CommandWorkflow.outcome
+        has_own_outcome = cls.execute is not CommandWorkflow.execute or cls.outcome is not CommandWorkflow.outcome
         settings = cls.settings(config)
-        return not is_own and settings.score != "printed" and settings.verify is None
+        return not has_own_outcome and settings.score != "printed" and settings.verify is None
 
     @classmethod
     def settings(cls, config: Any) -> CommandSettings:
@@ -88,7 +88,13 @@ class CommandWorkflow(Workflow):
         return self.settings(config).trains or self.trainable_targets
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
-        """Create the folder, run the command, read the answer, and remove the folder unless `keep` retains it."""
+        """Run the command in a new folder, and return its answer and outcome.
+
+        The folder is removed afterwards unless `keep` retains it.
+
+        Raises:
+            BoundaryError: the command, its verifier or a limit failed.
+        """
         settings = self.settings(tuner.config)
         endpoint = tuner.as_oai_baseurl_apikey(agent_name=settings.agent)
         base_folder = get_base_folder(tuner.config)
@@ -113,6 +119,7 @@ class CommandWorkflow(Workflow):
             if settings.score == "printed":
                 output = apply_score(output, ended.stdout)
             if settings.verify is not None:
+                # The verifier must not call the model.
                 del values["api_key"]
                 verifier = Verifier(settings.verify, settings.limits, folder, values, endpoint.api_key)
                 await verifier.score(workflow_task.task, output)
@@ -145,6 +152,8 @@ class CommandWorkflow(Workflow):
         values: Mapping[str, str],
         folder: EpisodeFolder,
     ) -> CommandSpec:
+        """Return the command with filled placeholders, its variables and limits. Raises AgentFailure for a NUL
+        character."""
         command = [fill_placeholders(word, values) for word in settings.command]
         environment = _build_environment(settings, endpoint, values, folder)
         for text in (*command, *environment.values()):
@@ -162,12 +171,13 @@ class CommandWorkflow(Workflow):
 
 
 def _list_installed(settings: CommandSettings, base: Path) -> dict[str, str]:
-    """Return the placeholders of what the section installs."""
+    """Return the placeholders {venv} and {harness}, for what the section installs. Missing parts are installed."""
     folders = {"venv": settings.venv(base), "harness": settings.harness_folder()}
     return {name: str(path) for name, path in folders.items() if path is not None}
 
 
 def _find_template(name: str | None, base: Path, values: Mapping[str, str]) -> Path | None:
+    """Return the template folder whose name may contain placeholders, or None without one. Raises ConfigError."""
     return find_folder(fill_placeholders(name, values), base, "template") if name is not None else None
 
 
@@ -185,6 +195,7 @@ def _build_environment(
     if settings.home:
         environment |= {"HOME": str(folder.home), "TMPDIR": str(folder.home)}
         environment |= dict.fromkeys(("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"))
+    # The gateway must be reached without a proxy.
     host = urlsplit(endpoint.base_url).hostname or ""
     for name in ("NO_PROXY", "no_proxy"):
         environment[name] = ",".join(filter(None, (os.environ.get(name), host)))
@@ -225,8 +236,8 @@ def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
         raise CommandFailed(f"{program} was stopped")
     if settings.exit_codes != "any" and ended.code not in settings.exit_codes:
         code = ended.code or 0
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        raise CommandFailed(f"{program} {how}{ended.format_last_output()}")
+        ending = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        raise CommandFailed(f"{program} {ending}{ended.format_last_output()}")
 
 
 # Parse the score printed by a command as its last line: `{"reward": 0.5, "errors": []}`.
@@ -257,19 +268,19 @@ def apply_score(output: WorkflowOutput, printed: str) -> WorkflowOutput:
 
 
 def parse_score(printed: str) -> dict[str, Any]:
-    """Parse the last line. Raises AgentFailure for another format."""
+    """Parse the command's last non-empty output line. Raises AgentFailure if it is no JSON with a score or errors."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
-    last = lines[-1] if lines else ""
+    last_line = lines[-1] if lines else ""
     try:
-        score = load_json(last)
+        score = load_json(last_line)
     except (ValueError, RecursionError):
         score = None
     if not isinstance(score, dict) or not isinstance(score.setdefault("errors", []), list):
         raise AgentFailure(
-            f"the last line that the command printed is not a score; expected {FORM}, got {last[:200]!r}"
+            f"the last line that the command printed is not a score; expected {FORM}, got {last_line[:200]!r}"
         )
     if not score["errors"] and not is_number(score.get("reward")):
-        raise AgentFailure(f"the command printed neither a finite reward nor an error: {last[:200]!r}")
+        raise AgentFailure(f"the command printed neither a finite reward nor an error: {last_line[:200]!r}")
     return score
 
 
@@ -278,10 +289,10 @@ def make_failure(error: Any) -> BoundaryError:
 
     `boundary` names the failing side. An unknown one is an environment failure, never a reward.
     """
-    row = error if isinstance(error, dict) else {"message": str(error)}
-    kind = FAILURES.get(str(row.get("boundary")), EnvironmentFailure)
-    message = ": ".join(str(row[name]) for name in ("type", "message") if row.get(name))
-    return kind(message or "the command reported an error without a message")
+    error_fields = error if isinstance(error, dict) else {"message": str(error)}
+    failure_class = FAILURES.get(str(error_fields.get("boundary")), EnvironmentFailure)
+    message = ": ".join(str(error_fields[name]) for name in ("type", "message") if error_fields.get(name))
+    return failure_class(message or "the command reported an error without a message")
 
 
 def is_number(value: Any) -> bool:
