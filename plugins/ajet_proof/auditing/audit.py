@@ -163,10 +163,12 @@ def trace_step(folder: Path, step: int) -> Trail:
     """Find the episodes that the update of a training step used. Raises UserError if the step is not recorded."""
     with ChainIndex(folder) as index:
         _, lines = index.find_step(step)
-        places = list(_check_linked_episodes(folder, index, lines)) or list(_find_unlinked_episodes(folder, only=step))
-        if not places:
+        episode_rows = list(_check_linked_episodes(folder, index, lines)) or list(
+            _find_unlinked_episodes(folder, only=step)
+        )
+        if not episode_rows:
             raise UserError(f"The run recorded no training step {step}.", where=str(folder / "episodes"))
-        return _build_trail(folder, index, step, places)
+        return _build_trail(folder, index, step, episode_rows)
 
 
 def trace_episode(folder: Path, uuid: str) -> Trail:
@@ -183,32 +185,32 @@ def trace_episode(folder: Path, uuid: str) -> Trail:
             f"{uuid} is too short for an episode id.", where="--episode", expected=f"at least {SHORTEST} letters"
         )
     with ChainIndex(folder) as index:
-        places = list(_check_linked_episodes(folder, index, index.find_episode(uuid))) or list(
+        episode_rows = list(_check_linked_episodes(folder, index, index.find_episode(uuid))) or list(
             _find_unlinked_episodes(folder, f'"uuid": "{uuid}')
         )
-        if len(names := sorted({location["uuid"] for location in places})) > 1:
+        if len(names := sorted({location["uuid"] for location in episode_rows})) > 1:
             raise UserError(
                 f"The ids of {len(names)} episodes begin with {uuid}.", where=str(folder), do=", ".join(names[:4])
             )
-        if not places:
+        if not episode_rows:
             raise UserError(
                 f"The run has no episode {uuid}.",
                 where=str(folder / "episodes"),
                 expected="the id of a recorded episode",
             )
-        return _build_trail(folder, index, None, places)
+        return _build_trail(folder, index, None, episode_rows)
 
 
 def trace_task(folder: Path, task_id: str) -> Trail:
     """Find all episodes of a task, and the steps that trained them. Raises UserError if none is recorded."""
     with ChainIndex(folder) as index:
         needle = f'"task_id": {json.dumps(task_id, ensure_ascii=False)}'
-        places = list(_check_linked_episodes(folder, index, index.find_task(task_id))) or list(
+        episode_rows = list(_check_linked_episodes(folder, index, index.find_task(task_id))) or list(
             _find_unlinked_episodes(folder, needle)
         )
-        if not places:
+        if not episode_rows:
             raise UserError(f"The run recorded no episode of task {task_id}.", where=str(folder / "episodes"))
-        return _build_trail(folder, index, None, places)
+        return _build_trail(folder, index, None, episode_rows)
 
 
 def read_episode_rows(folder: Path) -> Iterator[dict[str, Any]]:
@@ -286,10 +288,10 @@ def _scan_episode_files(folder: Path, mark: str = "", only: int | None = None) -
                 if not line.endswith(b"\n"):
                     break
                 if mark.encode() in line:
-                    about = {"file": f"episodes/{path.name}", "line": number, "link": None, "played_by": None}
+                    source = {"file": f"episodes/{path.name}", "line": number, "link": None, "played_by": None}
                     yield {
                         **_parse_episode_facts(line, f"{path}:{number}"),
-                        **about,
+                        **source,
                         "as_committed": None,
                         "gone": False,
                     }
@@ -330,6 +332,7 @@ class _SavedCheckpoints:
     """Finds the checkpoints of a run that contain the update of a step."""
 
     def __init__(self, index: ChainIndex, checkpoints: Checkpoints) -> None:
+        """Collect the steps of present checkpoints, and of all that the chain records, present or not."""
         self._present_steps = [checkpoint.step for checkpoint in checkpoints.all()]
         self._all_steps = sorted({*self._present_steps, *(step for step, _ in index.list_checkpoints())})
 

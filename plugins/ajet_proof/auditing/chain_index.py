@@ -54,6 +54,7 @@ class ChainIndex:
     """Searches one run's chain, used as a context manager. A run without a chain gives no results."""
 
     def __init__(self, folder: Path) -> None:
+        """Map the chain of the run in `folder` into memory, and read the first fields of its links."""
         self._path = path = folder / FILE
         self._file = open_record_file(path) if has_record_file(path) and path.stat().st_size else None
         self._text: Any = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) if self._file else b""
@@ -73,7 +74,7 @@ class ChainIndex:
 
     def find_episode(self, beginning: str) -> list[EpisodeLineLocation]:
         """Return the locations of episodes whose uuid begins with these letters."""
-        # A link lists an episode as `["uuid", "task", ...]`; the digits of a uuid need no JSON escapes.
+        # A link lists an episode as `["uuid", "task", ...]`.
         needle = b'["' + json.dumps(beginning, ensure_ascii=False).encode()[1:-1]
         return self._find_lines(needle, lambda line: line.uuid.startswith(beginning))
 
@@ -162,6 +163,8 @@ class ChainIndex:
                 yield EpisodeLineLocation(number, start, lines.file, line_number, line_offset, blob_at, line)
 
     def _find_step_head(self, step: int) -> _LinkHead | None:
+        """Return the first fields of a training step's link, or None if the chain lacks the step or a resume discarded
+        it."""
         step_heads = (head for head in self._heads if (head.kind, head.step) == ("step", step))
         return next((head for head in step_heads if self._is_retained(head.at, step)), None)
 

@@ -35,6 +35,7 @@ class DrawChecker:
     def __init__(
         self, settings: AjetConfig, frontier: Mapping[str, Any], rows: Mapping[int, Mapping[str, Any]]
     ) -> None:
+        """Open the curriculum of the run's settings, if it has one, with the task ids in `frontier`."""
         self._rows = rows
         self._next = 1
         self._is_complete = True
@@ -78,9 +79,12 @@ class DrawChecker:
             self._task_ids_of_epoch[epoch] = list(self._curriculum.epoch(epoch)) if self._is_complete else None
         for group in groups:
             epoch, index = divmod(group.order, size)
-            drawn = self._task_ids_of_epoch.get(epoch)
-            if drawn is not None and drawn[index] != group.task.task_id:
-                yield f"position {group.order} has task {group.task.task_id}, but the curriculum draws {drawn[index]}"
+            drawn_task_ids = self._task_ids_of_epoch.get(epoch)
+            if drawn_task_ids is not None and drawn_task_ids[index] != group.task.task_id:
+                yield (
+                    f"position {group.order} has task {group.task.task_id}, but the curriculum draws "
+                    f"{drawn_task_ids[index]}"
+                )
         self._curriculum.record_results(groups)
 
     def _has_attempts(self, step: int) -> bool:

@@ -179,7 +179,7 @@ def prove_record(
     model = experiment.ajet.model.path
     if model is None:
         raise UserError("This run has no model, so its tokens cannot be derived again.", where=str(target.run / CONFIG))
-    # Only ajet's own backbones have checkpoints that this process can load and recompute with.
+    # Checkpoints of some backbones (verl, Trinity) cannot be loaded for a recomputation in this process.
     needs_weights = not ids_only and "recomputes" in experiment.backbone.can
     checkpoints = Checkpoints(checkpoints_folder(target.run, experiment.ajet.trainer_common.checkpoint_base_dir))
     experiment.ajet.model.path = str(
@@ -390,12 +390,14 @@ def _make_loss_check(
     reference_scorer: list[LocalScorer] = []
 
     def score_by_reference(batch: TrainingBatch) -> Sequence[Floats] | None:
+        """Return the reference model's log-probabilities of a batch, or None if the run has no KL term."""
         if not experiment.ajet.trainer_common.use_kl_loss:
             return None
         reference_scorer[:] = reference_scorer or [open_scorer(experiment, None)]
         return reference_scorer[0].reference(batch.samples, batch.temperature)
 
     def check_losses(version: int, scorer: LocalScorer) -> None:
+        """Check the losses of the steps that started from this version, and add the problems to the report."""
         steps_from_version = step_checker.losses.list_steps_from(version)
         for play in (play for play in report.plays if play.split == "train" and play.step in steps_from_version):
             recorded = list(_read_episodes(report.target, play.file, []))

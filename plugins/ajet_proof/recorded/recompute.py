@@ -50,6 +50,7 @@ class LogprobRecomputation:
     """
 
     def __init__(self, scorer: LocalScorer, settings: AjetConfig, *, version: int, tolerance: float) -> None:
+        """Start without episodes. Gaps and noise samples are collected by `check_episodes`."""
         self._scorer, self._settings = scorer, settings
         self._version, self._tolerance = version, tolerance
         self._gaps: list[tuple[int, Split, str, float, Doubles]] = []
@@ -91,9 +92,9 @@ class LogprobRecomputation:
             for (episode, line), logprobs, version_mask in zip(lines, computed, version_masks, strict=True)
         ]
         self._gaps.append((step, split, "at temperature 1", 1.0, _join_arrays(gaps)))
-        kinds = {self._find_distribution(call, split) for episode in episodes for call in episode.calls}
-        for drawn in sorted(kind for kind in kinds if kind is not None and kind != FULL_DISTRIBUTION):
-            self._check_sampled_distribution(proof, lines, samples, rows, version_masks, drawn, step, split)
+        distributions = {self._find_distribution(call, split) for episode in episodes for call in episode.calls}
+        for distribution in sorted(kind for kind in distributions if kind is not None and kind != FULL_DISTRIBUTION):
+            self._check_sampled_distribution(proof, lines, samples, rows, version_masks, distribution, step, split)
         return sum(int(version_mask.sum()) for version_mask in version_masks)
 
     def measure_spreads(self) -> list[tuple[int, Split, str, Spread]]:

@@ -465,6 +465,7 @@ def _make_settings_check(run: Path) -> Callable[[int], bool]:
         starts = chain.list_settings()
 
     def has_other_settings(step: int) -> bool:
+        """True if the last launch before the step had other settings than the run's last launch."""
         # The last launch before the step is the one that trained it.
         return any(
             digest != starts[-1][1] for start_step, digest in [start for start in starts if start[0] < step][-1:]

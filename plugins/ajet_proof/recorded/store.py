@@ -157,6 +157,17 @@ class _StoreProver:
     def __init__(
         self, reading: StoreReader, address: Address, experiment: Experiment, *, ids_only: bool, fetch: bool
     ) -> None:
+        """Load the model of the store's run, and compare it with the one that the trainer announced.
+
+        Args:
+            reading: reads the store.
+            experiment: the run's experiment, from the settings in the store.
+            ids_only: True to check token ids only, without weights.
+            fetch: True to download a missing model without asking.
+
+        Raises:
+            UserError: the run has no model, or the model is missing or differs from the trainer's.
+        """
         self._reading = reading
         self._address = address
         self._experiment = experiment
@@ -281,6 +292,7 @@ class _StoreProver:
         """Return a function that reads the proven episodes of a step and split again from the store."""
 
         def read(play: PlayedFile) -> list[Episode]:
+            """Read the proven episodes of one step and split from the store."""
             positions = map(self._reading.position, self._positions_read[play.step, play.split])
             episodes = [
                 attempt.episode for position in positions if position is not None for attempt in position.attempts

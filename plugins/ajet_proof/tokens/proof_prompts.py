@@ -122,6 +122,8 @@ class _SessionReplay:
         tools: Sequence[Sequence[Message]],
         renderer: Renderer,
     ) -> None:
+        """Prepare the replay of an episode. Messages and tool lists with redacted secrets are noted, since they cannot
+        be checked."""
         self._calls = calls
         self._messages = messages
         self._tools = tools
@@ -307,8 +309,8 @@ class _SessionReplay:
 
         If a later prompt begins with this text, it can extend the call's ids.
         """
-        before, reply = self._rendered_prompts[index], self._calls[index].response_ids
-        text: str = before.text + self._renderer.decode(reply, after=before.ids)
+        prompt, reply = self._rendered_prompts[index], self._calls[index].response_ids
+        text: str = prompt.text + self._renderer.decode(reply, after=prompt.ids)
         return text
 
     def _find_quoted_calls(self, call: Call, *, beyond: int) -> list[int]:
@@ -330,8 +332,8 @@ class _SessionReplay:
             and matches_reasoning(self._messages[call.messages[len(earlier.messages)]], self._messages[earlier.reply])
             and all(map(self._is_same_message, (*earlier.messages, earlier.reply), call.messages))
         ]
-        longest = max((len(self._calls[index].messages) for index in quoted), default=0)
-        return [index for index in quoted if len(self._calls[index].messages) == longest]
+        max_messages = max((len(self._calls[index].messages) for index in quoted), default=0)
+        return [index for index in quoted if len(self._calls[index].messages) == max_messages]
 
     def _is_same_message(self, one: int, other: int) -> bool:
         """True if the gateway regards two messages as equal when it matches requests. The arguments are indices."""
