@@ -46,9 +46,11 @@ class TaskRows(Dataset):
                 self._tasks = drop_overlong(reader.tasks("validation"), experiment.ajet.data, tokenizer)
 
     def __len__(self) -> int:
+        """Return the number of rows: practically endless for tickets."""
         return ENDLESS if self._tickets else len(self._tasks)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return a row for verl: a ticket with its number, or a validation task."""
         return {
             "raw_prompt": [{"role": "user", "content": ""}],  # verl measures the length by this column
             "index": index,

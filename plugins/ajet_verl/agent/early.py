@@ -15,6 +15,7 @@ class EarlyAgentLoop:
     """Ray actor started early in place of verl's agent-loop worker."""
 
     def __init__(self) -> None:
+        """Import what verl's worker needs, which takes most of the start, and wait for `begin`."""
         import openai  # noqa: F401 - used by most agents, and as slow to import as the gateway
         import verl.trainer.ppo.v1  # noqa: F401
 

@@ -114,12 +114,12 @@ class AgentWorkers(AgentLoopManagerTQ):
 
         If they stayed alive, their tasks would never run.
         """
-        for worker_index, begun in list(self.later_begins.items()):
-            if not ray.wait([begun], timeout=0)[0]:
+        for worker_index, start_result in list(self.later_begins.items()):
+            if not ray.wait([start_result], timeout=0)[0]:
                 continue
             del self.later_begins[worker_index]
             try:
-                ray.get(begun)
+                ray.get(start_result)
             except ray.exceptions.RayTaskError as failure:
                 logger.warning("an agent-loop process failed to start and is replaced: {}", failure.cause)
                 ray.kill(self.agent_loop_workers[worker_index])
@@ -149,9 +149,8 @@ class AgentWorkers(AgentLoopManagerTQ):
             self._tries[uid] += 1
             if self._tries[uid] < MAX_TRIES:
                 worker.generate_sequences.remote(row)
-            # Tell verl's trainer that the task failed, so that it does not wait for rows; ajet's trainer gets the
-            # ticket back.
             else:
+                # verl's trainer must not wait for the task's rows, nor the run's own process for its episodes.
                 transfer_queue.kv_put(key=uid, partition_id=partition, tag={"status": "failure"})
                 if partition == "train":
                     self._sender.post(TicketFailure(int(row["index"][0])))

@@ -74,7 +74,7 @@ def check_fixed_micro_batches(s: EffectiveSettings) -> Iterator[ConfigError]:
         )
     rows, divisor = s.count("data.train_batch_size") * s.count(f"{ROLLOUT}.n"), s.gpus
     if s.is_megatron:
-        # Megatron pipelines micro-batches of a fixed number of rows.
+        # With Megatron each copy of the model needs complete micro-batches.
         divisor = s.gpus // s.model_parallel * s.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     if divisor and rows % divisor:
         yield s.make_error(

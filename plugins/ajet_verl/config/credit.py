@@ -79,7 +79,7 @@ def find_unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, st
         value: returns the effective value of a verl key, or None if it is unset.
     """
     filters_groups = value("algorithm.filter_groups.enable")
-    # Only algorithms that need rewards of a group and a reference model work inside verl's trainer.
+    # verl's trainer provides groups and a reference model only; algorithms that need more do not work in it.
     algorithms = tuple(
         name for name, algorithm in _load_algorithms().items() if algorithm.needs <= {"group", "reference"}
     )

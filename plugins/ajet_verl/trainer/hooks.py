@@ -232,7 +232,7 @@ class CreditHooks(PPOTrainer):
             "distillation_use_topk": False,
             "distillation_only": False,
             GAP: self._logprob_gap,
-            # Then the old policy is the current one, and the loss needs no recomputed log-probabilities.
+            # With a single optimizer step the old policy is the current one.
             ON_POLICY: len(self._parts) * epochs * self.parameter_sync_step == 1 and not correction.bypass_mode,
         }
         update = KVBatchMeta(keys, [{} for _ in keys], batch.partition_id, fields, update_info)

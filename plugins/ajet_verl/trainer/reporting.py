@@ -43,6 +43,7 @@ class ReportingHooks:
     val_dataloader: Any
 
     def __init__(self, config: Any) -> None:
+        """Connect to the run's mailbox, then run verl's constructor."""
         self._sender = Sender()
         self._is_stopping = False
         self._credit_entries: list[CreditEntry] = []

@@ -209,6 +209,7 @@ class TreeEngine(FSDPEngineWithLMHead):
             temperature = 1.0 if micro is None else float(micro["temperature"])
 
             def read_logits(logits: Tensor, tokens: Tensor) -> Tensor:
+                """Return log-probability and entropy of each target token, [C, 2], from its logits [C, V]."""
                 logprobs, entropy = token_logprobs(logits, tokens, temperature)
                 if needs_entropy and torch.is_grad_enabled():
                     entropy = entropy_from_logits(logits.float() / temperature)

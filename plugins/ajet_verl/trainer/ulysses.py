@@ -46,6 +46,7 @@ class RowPart:
     """
 
     def __init__(self, row: PackedRow, rank: int, ranks: int) -> None:
+        """Pad the row to a multiple of `ranks` tokens, and select the tokens and targets of this part."""
         count = row.ids.size
         padding = -count % ranks
         size = (count + padding) // ranks
@@ -114,6 +115,7 @@ def split_tree_attention(
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: ProcessGroup) -> Tensor:
+        """Return the sum of a tensor over the group's ranks."""
         ctx.ranks = dist.get_world_size(group)
         total = values.clone()
         dist.all_reduce(total, group=group)
@@ -121,6 +123,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        """Return the gradient times the number of ranks, because FSDP averages it over them afterwards."""
         return grads[0] * ctx.ranks, None
 
 
