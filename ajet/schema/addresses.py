@@ -32,7 +32,7 @@ def is_loopback(host: str | None) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback  # ::ffff:127.0.0.1 counts as 127.0.0.1
 
 
 def parse_netloc(url: str) -> str:
@@ -44,21 +44,30 @@ def parse_netloc(url: str) -> str:
 
 
 def parse_header_host(value: str) -> str | None:
-    """Return the host of a Host header or an Origin, or None for an invalid value."""
+    """Return the host of a Host or Origin header without scheme and port, or None for an invalid value."""
     match = _AUTHORITY.fullmatch(value)
     return None if match is None else match["name"] or match["address"]
 
 
 def list_loopback_hosts(host: str, port: int) -> frozenset[str]:
-    """Return the valid Host headers of a server on loopback at `host`.
+    """Return all Host header values (`host:port`) that a server listening on loopback accepts.
 
-    Excluding all other names protects against DNS rebinding by a foreign page.
+    A page of another site may point its own host name at loopback (DNS rebinding); its requests carry that name in the
+    Host header, and are refused.
     """
-    return frozenset(f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in {*LOOPBACK, host.lower()})
+    # An IPv6 address stands in brackets.
+    return frozenset(f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in {*LOOPBACK, host.lower()})
 
 
 def require_key_or_loopback(host: str, *, keyed: bool, name: str, do: str) -> None:
-    """Raise UserError for a server without a key that other machines can reach. `do`: how to set a key."""
+    """Raise UserError if a server without a key would be reachable from other machines.
+
+    Args:
+        host: The address that the server listens on.
+        keyed: True if the server requires a key.
+        name: What the server is, for the message.
+        do: How to set a key, for the message.
+    """
     if not keyed and not is_loopback(host):
         raise UserError(
             f"Other machines could reach the {name} at {host} without a key.",
@@ -82,12 +91,18 @@ def find_own_address() -> str:
 
 
 def _find_first_interface() -> str | None:
+    """Return the first IPv4 address of an active network interface that is not loopback, or None without one."""
     import psutil
 
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    every = (address for name, addresses in psutil.net_if_addrs().items() if name in up for address in addresses)
-    ipv4 = (each.address for each in every if each.family == socket.AF_INET)
-    return next((each for each in ipv4 if not is_loopback(each)), None)
+    active_interfaces = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    all_addresses = (
+        address
+        for name, addresses in psutil.net_if_addrs().items()
+        if name in active_interfaces
+        for address in addresses
+    )
+    ipv4_addresses = (address.address for address in all_addresses if address.family == socket.AF_INET)
+    return next((candidate for candidate in ipv4_addresses if not is_loopback(candidate)), None)
 
 
 ToolKind = Literal["http", "sse", "dock"]
@@ -108,19 +123,29 @@ def parse_address(url: str, schemes: tuple[str, ...] = ("http", "https")) -> Spl
 def require_address(
     url: str, where: str, what: str, expected: str, schemes: tuple[str, ...] = ("http", "https")
 ) -> str:
-    """Return the URL. Raise ConfigError if invalid. `what`: the kind of server."""
+    """Return the URL unchanged, or raise ConfigError if it has no allowed scheme, no host or an invalid port.
+
+    Args:
+        where: The configuration key, for the message.
+        what: The kind of server, for the message.
+        expected: An example of a valid URL, for the message.
+    """
     if parse_address(url, schemes) is None:
         raise ConfigError(f"{url!r} is not the URL of {what}.", where=where, expected=expected)
     return url
 
 
 def parse_origin(url: str) -> tuple[str, str, int | None]:
-    """Return scheme, host and port of an address, with the scheme's default port. Raises ValueError."""
+    """Return (scheme, host, port) of a URL, with the scheme's default port if it names none.
+
+    Raises:
+        ValueError: The URL or its port is invalid.
+    """
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme)
 
 
 def find_tool_kind(url: str) -> ToolKind | None:
-    """Return the protocol of a tool server at an http address, or None for other paths."""
+    """Return the protocol that the last path segment of a tool server's URL stands for, or None for another URL."""
     parts = parse_address(url)
     return None if parts is None else _BY_ENDING.get(parts.path.rstrip("/").rpartition("/")[2])

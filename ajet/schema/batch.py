@@ -66,8 +66,8 @@ class TrainingBatch:
 
     @property
     def trained_by_episode(self) -> Counter[str]:
-        """Trained tokens by the episode's uuid."""
-        trained = Counter[str]()
+        """Number of trained tokens by the uuid of their episode."""
+        token_counts = Counter[str]()
         for sample in self.samples:
-            trained[sample.episode] += sample.timeline.sampled
-        return trained
+            token_counts[sample.episode] += sample.timeline.sampled
+        return token_counts

@@ -31,7 +31,10 @@ class TooManyNodesError(AjetError, ValueError):
 
 
 def parse_int(digits: str) -> int:
-    """Parse an integer of a document. Raise ValueError above `MAX_DIGITS`, because long integers parse slowly."""
+    """Return an integer of a JSON document, or raise ValueError if it has more than `MAX_DIGITS` digits.
+
+    Python's time for parsing an integer grows with the square of its digits.
+    """
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"an integer has more than {MAX_DIGITS:,} digits")
     return int(digits)
@@ -41,7 +44,10 @@ _DECODE = json.JSONDecoder(parse_int=parse_int).decode
 
 
 def load_json(data: bytes | bytearray | str, decode: Callable[[str], Any] = _DECODE, *, limit: int = MAX_NODES) -> Any:
-    """Parse a document of at most `limit` keys and values, in any encoding of JSON, with `decode`.
+    """Parse a JSON document in any encoding of JSON, if it has at most `limit` keys and values.
+
+    Args:
+        decode: Parses the document's text once its size is checked.
 
     Raises:
         TooManyNodesError: The document has more keys and values.
@@ -56,7 +62,10 @@ def load_json(data: bytes | bytearray | str, decode: Callable[[str], Any] = _DEC
 
 
 def _check_nodes(data: bytes | bytearray, limit: int) -> None:
-    """Raise TooManyNodesError if the document has more than `limit` nodes."""
+    """Raise TooManyNodesError if the document has more than `limit` keys and values, without parsing it.
+
+    Counts the marks `[{,:` outside of strings, chunk by chunk.
+    """
     encoding = json.detect_encoding(data)
     if encoding not in ("utf-8", "utf-8-sig"):
         data = data.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
@@ -64,18 +73,19 @@ def _check_nodes(data: bytes | bytearray, limit: int) -> None:
     starts = range(0, len(data), _CHUNK_BYTES)
     if sum(data.count(mark, start, start + _CHUNK_BYTES) for start in starts for mark in _MARKS) <= limit:
         return
-    nodes, inside, carried = 0, False, b""
+    nodes, is_in_string, carried_backslash = 0, False, b""
     for start in starts:
-        chunk = carried + bytes(data[start : start + _CHUNK_BYTES])
+        chunk = carried_backslash + bytes(data[start : start + _CHUNK_BYTES])
         backslashes = len(chunk) - len(chunk.rstrip(b"\\"))
-        carried = b"\\" * (backslashes % 2)  # an odd backslash escapes the first byte of the next chunk
-        chunk = chunk[: len(chunk) - len(carried)]
+        carried_backslash = b"\\" * (backslashes % 2)  # an odd backslash escapes the first byte of the next chunk
+        chunk = chunk[: len(chunk) - len(carried_backslash)]
+        # Without escaped backslashes and quotes, every second piece between quotes lies outside of strings.
         pieces = chunk.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        outside = b"".join(pieces[inside::2])
+        outside = b"".join(pieces[is_in_string::2])
         nodes += sum(map(outside.count, _MARKS))
         if nodes > limit:
             raise TooManyNodesError(limit)
-        inside ^= len(pieces) % 2 == 0
+        is_in_string ^= len(pieces) % 2 == 0  # an odd number of quotes
 
 
 def may_hold_surrogates(data: bytes | bytearray) -> bool:
@@ -83,5 +93,5 @@ def may_hold_surrogates(data: bytes | bytearray) -> bool:
     if json.detect_encoding(data) not in ("utf-8", "utf-8-sig"):
         return True
     starts = range(0, len(data), _CHUNK_BYTES)
-    marks = (b"\\ud", b"\\uD", b"\xed")
+    marks = (b"\\ud", b"\\uD", b"\xed")  # escapes, and the first UTF-8 byte of a surrogate
     return any(data.find(mark, start, start + _CHUNK_BYTES + 2) >= 0 for start in starts for mark in marks)

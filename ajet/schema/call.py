@@ -82,7 +82,7 @@ class RawPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Request settings of a call besides messages, tools and temperature, needed to derive the call a second time."""
+    """Sampling settings of a request besides temperature, messages and tools, stored to repeat the call."""
 
     constrained: bool = False
     """True if the reply was sampled under a JSON schema, without a free choice of the policy."""
@@ -172,22 +172,26 @@ class Call:
 
     @property
     def is_step(self) -> bool:
-        """True if the policy is trained on the reply. Step rewards count exactly these calls."""
+        """True if the policy is trained on the reply; step rewards are given to exactly these calls."""
         return self.trained and self.is_delivered and self.response_ids.size > 0
 
 
 def prompt_ids(calls: Sequence[Call], index: int) -> Ids:
-    """Return [P] the complete prompt of call `index`, rebuilt from its ancestors."""
+    """Return the complete prompt of call `index`, of shape [P], rebuilt from the call and its ancestors.
+
+    A call stores only the tokens that its parent (prompt and response) does not begin with.
+    """
     parts: list[Ids] = []
     call = calls[index]
-    need = call.prefix
+    missing_tokens = call.prefix
     parts.append(call.suffix_ids)
-    while need > 0:
-        assert call.parent is not None, f"call {call.index} shares {need} tokens with no parent"
+    while missing_tokens > 0:
+        assert call.parent is not None, f"call {call.index} shares {missing_tokens} tokens with no parent"
         call = calls[call.parent]
-        if (shared := need - call.prefix) > 0:
+        # The missing tokens beyond the parent's own prefix are the parent's suffix, then its response.
+        if (shared := missing_tokens - call.prefix) > 0:
             parts += [call.response_ids[: max(0, shared - len(call.suffix_ids))], call.suffix_ids[:shared]]
-            need = call.prefix
+            missing_tokens = call.prefix
     return np.concatenate(parts[::-1]).astype(np.int32, copy=False)
 
 
@@ -200,13 +204,13 @@ class PromptReader:
         """Prompt and response of recently read calls."""
 
     def prompt_ids(self, index: int) -> Ids:
-        """Return [P] the prompt of a call."""
+        """Return the complete prompt of call `index`, of shape [P], and cache its tokens for calls that extend it."""
         call = self._calls[index]
-        before = None if call.parent is None else self._recent_ids.get(call.parent)
-        if before is None or call.prefix > len(before):
+        parent_ids = None if call.parent is None else self._recent_ids.get(call.parent)
+        if parent_ids is None or call.prefix > len(parent_ids):
             prompt = prompt_ids(self._calls, index)
         else:
-            prompt = np.concatenate([before[: call.prefix], call.suffix_ids]).astype(np.int32, copy=False)
+            prompt = np.concatenate([parent_ids[: call.prefix], call.suffix_ids]).astype(np.int32, copy=False)
         self._recent_ids[index] = np.concatenate([prompt, call.response_ids])
         self._recent_ids.move_to_end(index)
         if len(self._recent_ids) > _READ_LAST:
@@ -214,12 +218,12 @@ class PromptReader:
         return prompt
 
     def full_ids(self, index: int) -> Ids:
-        """Return [P + R] prompt and response of a call."""
+        """Return prompt and response of call `index`, of shape [P + R]."""
         if index not in self._recent_ids:
             self.prompt_ids(index)
         return self._recent_ids[index]
 
 
 def full_ids(calls: Sequence[Call], index: int) -> Ids:
-    """Return [P + R] prompt and response of call `index`."""
+    """Return prompt and response of call `index`, of shape [P + R]."""
     return np.concatenate([prompt_ids(calls, index), calls[index].response_ids])

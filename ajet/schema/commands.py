@@ -22,12 +22,12 @@ FRESH_ADVICE = "start the run with --fresh (in Python fresh=True), which begins 
 
 
 def format_command(*words: object) -> str:
-    """Return `ajet WORDS` for the user's shell."""
+    """Return the command line `ajet WORDS` with quoted words, for pasting into the user's shell."""
     return " ".join([find_program(), *(shlex.quote(str(word)) for word in words)])
 
 
 def find_program() -> str:
-    """Return the call of ajet: `ajet` if the PATH leads to the current program, else a path, else `python -m ajet`."""
+    """Return how the shell calls this ajet: `ajet` if the PATH leads to it, else a path, else `python -m ajet`."""
     script = Path(sys.executable).parent / "ajet"
     on_path = shutil.which("ajet")
     if on_path is not None and (not script.exists() or _is_same_file(Path(on_path), script)):
@@ -36,7 +36,7 @@ def find_program() -> str:
 
 
 def find_python() -> str:
-    """Return the word to start the current interpreter."""
+    """Return how the user's shell calls this interpreter: `python` if the PATH leads to it, else its quoted path."""
     on_path = shutil.which("python")
     if on_path is not None and Path(on_path) == Path(sys.executable):
         return "python"
@@ -44,13 +44,14 @@ def find_python() -> str:
 
 
 def format_install(*packages: str) -> str:
-    """Return the command to install packages into the current interpreter's environment."""
+    """Return the command line that installs packages into the current interpreter's environment."""
+    # Quoted if it has a version bound.
     package_list = " ".join(f'"{package}"' if not package.isidentifier() else package for package in packages)
     return f"{_find_installer()} {package_list}"
 
 
 def format_extra_install(extra: str) -> str:
-    """Return the command to install an extra of ajet, from the clone or the wheel's origin."""
+    """Return the command line that installs an extra of ajet, from the clone or from the wheel's origin."""
     if (HOME / "pyproject.toml").is_file():
         return f'{_find_installer()} -e "{shorten_path(HOME)}[{extra}]"'
     origin = find_origin()
@@ -58,7 +59,10 @@ def format_extra_install(extra: str) -> str:
 
 
 def explain_python_bound(extra: str) -> str | None:
-    """Return why an extra of ajet has no packages for this Python, or None if it has."""
+    """Return why an extra of ajet cannot be installed for this Python, or None if it can.
+
+    Some requirements of extras carry a marker `python_version < "X"`.
+    """
     from importlib.metadata import PackageNotFoundError, requires
 
     from packaging.requirements import Requirement
@@ -71,32 +75,33 @@ def explain_python_bound(extra: str) -> str | None:
         requirements, key=lambda requirement: not extra.startswith(requirement.name)
     ):  # its namesake first
         marker = str(requirement.marker)
-        bound = re.search(r'python_version < "([\d.]+)"', marker) if f'extra == "{extra}"' in marker else None
-        if bound and requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+        upper_bound = re.search(r'python_version < "([\d.]+)"', marker) if f'extra == "{extra}"' in marker else None
+        if upper_bound and requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
             package = f"{requirement.name} {str(requirement.specifier).removeprefix('==')}"
-            return f"{package} needs Python below {bound[1]}, and this is Python {platform.python_version()}"
+            return f"{package} needs Python below {upper_bound[1]}, and this is Python {platform.python_version()}"
     return None
 
 
 def format_own_install() -> str:
-    """Return the command to reinstall ajet with its requirements."""
+    """Return the command line that installs ajet again together with its requirements."""
     if (HOME / "pyproject.toml").is_file():
         return f'{_find_installer()} -e "{shorten_path(HOME)}"'
     return f'{_find_installer()} --force-reinstall "{find_origin() or "ajet"}"'
 
 
 def format_run_name(folder: Path, name: str) -> str:
-    """Return the run as an argument of commands: a name, or a folder outside of the default folder."""
+    """Return how commands name a run: by name in the default folder `launcher_record`, else by its folder's path."""
     return name if Path("launcher_record", name).resolve() == folder.resolve() else shorten_path(folder)
 
 
 def format_list_command(root: Path) -> str:
-    """Return the command to list the runs of `root`."""
-    usual = Path("launcher_record").resolve() == root.resolve()
-    return format_command("runs") if usual else format_command("runs", "--exp-dir", shorten_path(root))
+    """Return the command line that lists the runs in folder `root`."""
+    is_default_folder = Path("launcher_record").resolve() == root.resolve()
+    return format_command("runs") if is_default_folder else format_command("runs", "--exp-dir", shorten_path(root))
 
 
 def _find_installer() -> str:
+    """Return the start of an install command: pip if installed, else uv, else pip after installing pip itself."""
     from importlib.metadata import distributions
 
     # `find_spec("pip")` breaks setuptools: its import hook takes that for a run of pip and keeps the old distutils.
@@ -110,19 +115,19 @@ def _find_installer() -> str:
 
 
 def find_origin() -> str | None:
-    """Return the source of the installed ajet, unless it was an index."""
+    """Return the URL that ajet was installed from (a wheel or a repository), or None if it was a package index."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
-        recorded = distribution("ajet").read_text("direct_url.json")
+        direct_url = distribution("ajet").read_text("direct_url.json")
     except PackageNotFoundError:
         return None
-    address = json.loads(recorded).get("url") if recorded else None
+    address = json.loads(direct_url).get("url") if direct_url else None
     return str(address) if address else None
 
 
 def shorten_path(path: str | Path) -> str:
-    """Return the path, relative if below the working directory."""
+    """Return the path relative to the working directory if it lies below, else the absolute path."""
     absolute = os.path.abspath(path)  # not resolved: an environment is known by its own link to Python
     try:
         return str(Path(absolute).relative_to(Path.cwd()))

@@ -38,29 +38,29 @@ class Endpoint:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables by which unconfigured clients find the endpoint."""
-        root = self.base_url.removesuffix("/v1")
+        """The variables from which OpenAI's and Anthropic's clients read address and key by default."""
+        anthropic_url = self.base_url.removesuffix("/v1")
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_BASE": self.base_url,
             "OPENAI_API_KEY": self.api_key,
-            "ANTHROPIC_BASE_URL": root,
+            "ANTHROPIC_BASE_URL": anthropic_url,
             "ANTHROPIC_API_KEY": self.api_key,
         }
 
     @property
     def keyed_url(self) -> str:
-        """A base URL with the key, for clients without a key option. As secret as the key."""
+        """A base URL that contains the key, for clients that cannot send one. As secret as the key."""
         return f"{self.base_url.removesuffix('/v1')}/s/{self.api_key}/v1"
 
 
 class Endpoints(Protocol):
-    """Returns the endpoint of an agent of the running episode, always the same one. Thread-safe."""
+    """Returns the endpoint of an agent of the running episode, the same one at every call. Thread-safe."""
 
     def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint: ...
 
     def context_full(self) -> bool:
-        """Return True if a request was refused, or a reply cut, because the context is full."""
+        """Return True if the context window was full for a request of the episode: it was refused or its reply cut."""
         ...
 
     def tool_used(self, use: ToolUse) -> None:

@@ -148,8 +148,8 @@ class Outcome:
 
 
 def collect_advantages(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
-    """Return the advantage of each trained episode, by uuid."""
-    return {uuid: each.advantage for uuid, each in outcomes.items() if each.advantage is not None}
+    """Return the advantage of each trained episode by its uuid; episodes without trained tokens are left out."""
+    return {uuid: outcome.advantage for uuid, outcome in outcomes.items() if outcome.advantage is not None}
 
 
 NO_OUTCOME = Outcome()
@@ -205,7 +205,7 @@ class Episode:
 
     @property
     def day(self) -> date:
-        """The local date that templates write into prompts."""
+        """The local date at the attempt's start, which chat templates may write into prompts."""
         return compute_day(self.started, self.utc_offset)
 
     @property
@@ -224,9 +224,9 @@ class Episode:
 
     @property
     def left_out(self) -> bool:
-        """True if ajet failed or stopped the episode. The result then carries no information about the policy.
+        """True if ajet itself failed or stopped the attempt, so that its result says nothing about the policy.
 
-        An attempt beyond its group's deadline does count.
+        An attempt stopped at its group's deadline is not left out.
         """
         if self.status == "aborted":
             return self.ending != "group_deadline"
@@ -234,27 +234,27 @@ class Episode:
 
     @property
     def succeeded(self) -> bool:
-        """True if a verdict reports success."""
+        """True if the judge called the attempt a success and it was not aborted."""
         return self.status != "aborted" and self.verdict is not None and self.verdict.success is True
 
     @property
     def sampled_tokens(self) -> int:
-        """Sampled tokens of all calls."""
+        """Number of tokens that the policy sampled in all calls."""
         return sum(len(call.response_ids) for call in self.calls)
 
     @property
     def policy(self) -> PolicySpan | None:
-        """The policy versions of the sampled calls, or None without versions."""
+        """Oldest and newest policy version that sampled tokens of the episode, or None without versions."""
         return PolicySpan.of(run for call in self.calls for run in call.versions)
 
     @property
     def uncounted(self) -> int:
-        """Sampled tokens without a reason: those of the timelines."""
+        """Number of sampled tokens that lie in timelines: those without a reason in `untrained`."""
         return self.sampled_tokens - self.untrained.total()
 
     def untrained_with(self, outcome: Outcome) -> Counter[str]:
-        """Return the untrained tokens by reason. `outcome`: the episode's outcome."""
-        return +(self.untrained + Counter(outcome.untrained))
+        """Return the number of untrained tokens by reason: those in no timeline, and those that `outcome` counts."""
+        return +(self.untrained + Counter(outcome.untrained))  # the plus drops reasons with 0 tokens
 
 
 @dataclass(slots=True)
@@ -280,7 +280,7 @@ def list_episodes(groups: Iterable[Group]) -> list[Episode]:
 
 
 def measure_utc_offset(at: float) -> int:
-    """Return seconds of this process's local time ahead of UTC at `at`, in seconds since the epoch."""
+    """Return by how many seconds this process's local time is ahead of UTC at `at` (seconds since the epoch)."""
     return time.localtime(at).tm_gmtoff
 
 

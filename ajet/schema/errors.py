@@ -49,7 +49,7 @@ class UserError(AjetError):
         return "\n".join(rows)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the set labels and texts in the order of display."""
+        """Return (label, text) of those of where, expected and do that are set, in the order of display."""
         pairs = [("where", self.where), ("expected", self.expected), ("do", self.do)]
         return [(label, text) for label, text in pairs if text]
 
@@ -90,7 +90,7 @@ class MissingExtraError(UserError):
 
 
 def require_packages(*packages: str, extra: str, needed_for: str) -> None:
-    """Raise MissingExtraError unless all packages are installed. None is imported."""
+    """Raise MissingExtraError if a package is not installed. Imports no package."""
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtraError(package, extra, needed_for=needed_for)

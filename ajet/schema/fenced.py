@@ -58,8 +58,8 @@ def read_fenced_blocks(text: str, is_complete: Callable[[str], bool] | None = No
 
     Args:
         text: The reply.
-        is_complete: If a block's content fails this check, the block ends at the first later fence with passing
-            content. A block that never passes ends before the next opening fence inside.
+        is_complete: Decides if a block's content is complete, for example compiles. A block that does not pass ends at
+            the first later fence with passing content, else before the next opening fence inside.
     """
     lines = _split_lines(text)
     blocks: list[FencedBlock] = []
@@ -79,7 +79,7 @@ def read_fenced_blocks(text: str, is_complete: Callable[[str], bool] | None = No
 
 
 def unfence(text: str, is_complete: Callable[[str], bool] | None = None) -> str:
-    """Return the content if the text is a single fenced block, else the text itself."""
+    """Return the content of the fenced block if the text is nothing but one block, else the stripped text."""
     text = text.strip()
     blocks = read_fenced_blocks(text, is_complete)
     return blocks[0].content.strip() if len(blocks) == 1 and _is_around(blocks[0], text) else text
@@ -95,13 +95,13 @@ def read_program(reply: str) -> str:
     blocks = [block for block in read_fenced_blocks(reply, is_python_source) if block.content.strip()]
     if not blocks:
         return reply
-    acting = [block for block in blocks if _is_program(block)]
-    labelled = [block.content for block in acting if block.is_python]
-    if labelled:
-        return _join_parts(labelled)
-    bare = [block.content for block in acting if not block.language]
-    if bare:
-        return _join_parts(bare)
+    programs = [block for block in blocks if _is_program(block)]
+    python_programs = [block.content for block in programs if block.is_python]
+    if python_programs:
+        return _join_parts(python_programs)
+    unlabelled_programs = [block.content for block in programs if not block.language]
+    if unlabelled_programs:
+        return _join_parts(unlabelled_programs)
     content = next((block.content for block in reversed(blocks) if block.is_python or not block.language), None)
     content = blocks[-1].content if content is None else content
     return read_program(content) if read_fenced_blocks(content) else content  # a block of Markdown
@@ -124,7 +124,7 @@ def parse_python(text: str) -> ast.Module | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a program's own invalid escapes
             return ast.parse(_HUGE_NUMBER.sub("0", text))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: nested too deeply for the parser
         return None
 
 
@@ -137,10 +137,12 @@ def _make_parser() -> MarkdownIt:
 
 
 def _split_lines(text: str) -> list[str]:
+    """Return the lines of a reply, with a line break added at fences glued to text or to a tag such as `</answer>`."""
     lines: list[str] = []
     for line in re.sub(r"\r\n?", "\n", text).split("\n"):
         opening = _GLUED_OPENING.search(line)
         closing = _GLUED_CLOSING.match(line)
+        # There is text before the fence, not only a list mark.
         if opening and line[: opening.start()].strip(_LIST_MARKS):
             lines += [line[: opening.start()], line[opening.start() :]]
         elif closing:
@@ -151,103 +153,114 @@ def _split_lines(text: str) -> list[str]:
 
 
 def _parse_fences(lines: list[str], start: int) -> list[tuple[Token, int]]:
+    """Return the fences from line `start` on, each as (token of markdown-it, `start`)."""
     text = "\n".join(lines[start:])
     fences = [token for token in _make_parser().parse(text) if token.type == "fence"]
-    if not fences and (deep := _DEEP_FENCE.search(text)):  # CommonMark has no fence at four columns
-        text = re.sub(rf"^{deep[1]}", "", text, flags=re.MULTILINE)
+    if not fences and (deep_fence := _DEEP_FENCE.search(text)):  # CommonMark has no fence at four columns
+        text = re.sub(rf"^{deep_fence[1]}", "", text, flags=re.MULTILINE)
         fences = [token for token in _make_parser().parse(text) if token.type == "fence"]
     return [(token, start) for token in fences]
 
 
 def _build_block(token: Token, offset: int) -> FencedBlock:
+    """Return the block of a fence token, whose line numbers count from line `offset`."""
     start, stop = token.map or [0, 0]
     return FencedBlock(_read_language(token.info), token.content, start + offset, stop + offset)
 
 
 def _read_language(info: str) -> str:
+    """Return the first word of a fence's info string in lower case: "python" for `Python x=1` and for `{.python}`."""
     words = re.split(r"[\s,:{}()\[\]]+", info.strip(" {}").lstrip("."))
     return words[0].lower()
 
 
 def _is_around(block: FencedBlock, text: str) -> bool:
+    """Return True if the block spans all lines of the text."""
     return block.start == 0 and block.stop >= len(_split_lines(text))
 
 
 def _repair_block(
     block: FencedBlock, markup: str, lines: list[str], is_complete: Callable[[str], bool]
 ) -> FencedBlock | None:
-    """Return the block with another end, or None if no end is better."""
-    ends = 0
-    shorter: FencedBlock | None = None
+    """Return the block with another end, or None if no end is better.
+
+    Tries each later fence as the end. The best end makes the content complete; the second best is the next opening
+    fence.
+    """
+    tried_ends = 0
+    shorter_block: FencedBlock | None = None
     for number in range(block.start + 1, len(lines)):
         column = lines[number].find(markup)
         if column < 0:
             continue
-        ends += 1
-        if ends > MAX_ENDS:
+        tried_ends += 1
+        if tried_ends > MAX_ENDS:
             break
-        before, after = lines[number][:column], lines[number][column:].strip(markup[0] + " \t")
-        opens = not before.strip(" \t>") and bool(after) and "`" not in after
-        content = textwrap.dedent("\n".join([*lines[block.start + 1 : number], *([] if opens else [before])]))
-        repaired = FencedBlock(block.language, content, block.start, number if opens else number + 1)
+        text_before, text_after = lines[number][:column], lines[number][column:].strip(markup[0] + " \t")
+        is_opening = not text_before.strip(" \t>") and bool(text_after) and "`" not in text_after
+        content = textwrap.dedent("\n".join([*lines[block.start + 1 : number], *([] if is_opening else [text_before])]))
+        repaired = FencedBlock(block.language, content, block.start, number if is_opening else number + 1)
         if is_complete(content):
             return repaired
-        if opens and shorter is None and number < block.stop:
-            shorter = repaired
-    return shorter
+        if is_opening and shorter_block is None and number < block.stop:
+            shorter_block = repaired
+    return shorter_block
 
 
 def _is_program(block: FencedBlock) -> bool:
-    """Return True for a program, and False for a value, a comment or a prompt session."""
+    """Return True if a block does something: not a lone value (sample output), a comment or a prompt session."""
     tree = parse_python(block.content)
     if tree is None:
         return block.is_python and not block.content.lstrip().startswith((">>> ", "$ "))
     return any(
-        not isinstance(node, ast.Expr) or any(isinstance(each, ast.Call) for each in ast.walk(node))
+        not isinstance(node, ast.Expr) or any(isinstance(descendant, ast.Call) for descendant in ast.walk(node))
         for node in tree.body
     )
 
 
 def _join_parts(parts: list[str]) -> str:
+    """Return the last program, preceded by earlier ones that define names it needs."""
     program = parts[-1]
-    for earlier in reversed(parts[:-1]):
-        if _find_free_names(program) & _find_defined_names(earlier):
-            program = f"{earlier.rstrip()}\n{program}"
+    for earlier_part in reversed(parts[:-1]):
+        if _find_free_names(program) & _find_defined_names(earlier_part):
+            program = f"{earlier_part.rstrip()}\n{program}"
     return program
 
 
 def _find_free_names(text: str) -> set[str]:
-    """Return the names read but not bound by a program."""
+    """Return the names that a program reads but neither binds nor finds among Python's builtins."""
     tree = parse_python(text)
     if tree is None:
         return set()
     read_names: set[str] = set()
-    bound: set[str] = set()
+    bound_names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            (read_names if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+            (read_names if isinstance(node.ctx, ast.Load) else bound_names).add(node.id)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            bound.add(node.name)
+            bound_names.add(node.name)
         elif isinstance(node, ast.arg):
-            bound.add(node.arg)
+            bound_names.add(node.arg)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            bound |= {(name.asname or name.name).split(".")[0] for name in node.names}
+            bound_names |= {(name.asname or name.name).split(".")[0] for name in node.names}
         elif isinstance(node, ast.ExceptHandler) and node.name:
-            bound.add(node.name)
-    return read_names - bound - _BUILTIN_NAMES
+            bound_names.add(node.name)
+    return read_names - bound_names - _BUILTIN_NAMES
 
 
 def _find_defined_names(text: str) -> set[str]:
-    """Return the names bound at the top level of a program."""
+    """Return the names bound at the top level of a program, or an empty set for invalid Python."""
     tree = parse_python(text)
-    defined: set[str] = set()
+    defined_names: set[str] = set()
     for node in tree.body if tree is not None else []:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            defined.add(node.name)
+            defined_names.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            defined |= {(name.asname or name.name).split(".")[0] for name in node.names}
+            defined_names |= {(name.asname or name.name).split(".")[0] for name in node.names}
         else:
-            defined |= {
-                each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            defined_names |= {
+                name_node.id
+                for name_node in ast.walk(node)
+                if isinstance(name_node, ast.Name) and isinstance(name_node.ctx, ast.Store)
             }
-    return defined
+    return defined_names

@@ -18,11 +18,16 @@ class FrameError(ValueError):
 
 
 def pack_frame(head: dict, *blobs: bytes) -> bytes:
+    """Return a frame of a JSON object and byte strings, for `FrameReader`.
+
+    Layout: 4 bytes with the length of the JSON, 4 bytes with the length of all blobs, the JSON with the blobs' sizes
+    under the key `blobs`, the blobs.
+    """
     import json  # takes longer than all else that a sandbox starts with
 
-    text = json.dumps({**head, "blobs": [len(blob) for blob in blobs]}).encode()
-    rest = b"".join(blobs)
-    return len(text).to_bytes(4, "big") + len(rest).to_bytes(4, "big") + text + rest
+    head_bytes = json.dumps({**head, "blobs": [len(blob) for blob in blobs]}).encode()
+    blob_bytes = b"".join(blobs)
+    return len(head_bytes).to_bytes(4, "big") + len(blob_bytes).to_bytes(4, "big") + head_bytes + blob_bytes
 
 
 class FrameReader:
@@ -40,20 +45,24 @@ class FrameReader:
         self._buffer += more
 
     def take_frame(self) -> tuple[dict, list[bytes]] | None:
-        """Return the next frame, or None while incomplete. Raise FrameError for an invalid frame."""
+        """Return (head, blobs) of the next frame, or None while it is incomplete.
+
+        Raise FrameError for an invalid frame.
+        """
         if len(self._buffer) < 8:
             return None
-        text, rest = int.from_bytes(self._buffer[:4], "big"), int.from_bytes(self._buffer[4:8], "big")
-        if text > MAX_HEAD_BYTES or rest > self._max_frame_bytes:
-            raise FrameError(f"a message with {text} bytes of text and {rest} bytes of data is too large")
-        if len(self._buffer) < 8 + text + rest:
+        head_length, blob_length = int.from_bytes(self._buffer[:4], "big"), int.from_bytes(self._buffer[4:8], "big")
+        if head_length > MAX_HEAD_BYTES or blob_length > self._max_frame_bytes:
+            raise FrameError(f"a message with {head_length} bytes of text and {blob_length} bytes of data is too large")
+        if len(self._buffer) < 8 + head_length + blob_length:
             return None
-        frame = bytes(self._buffer[8 : 8 + text + rest])
-        del self._buffer[: 8 + text + rest]
-        return _parse_frame(frame[:text], frame[text:])
+        frame = bytes(self._buffer[8 : 8 + head_length + blob_length])
+        del self._buffer[: 8 + head_length + blob_length]
+        return _parse_frame(frame[:head_length], frame[head_length:])
 
 
 def _parse_frame(text: bytes, rest: bytes) -> tuple[dict, list[bytes]]:
+    """Return (head, blobs) of a frame. Raise FrameError if the sizes in its JSON do not fit its bytes."""
     import json
 
     try:
@@ -73,7 +82,7 @@ def _parse_frame(text: bytes, rest: bytes) -> tuple[dict, list[bytes]]:
 
 
 def send_all(number: int, frame: bytes) -> None:
-    """Write all bytes to a blocking descriptor."""
-    view = memoryview(frame)
-    while view:
-        view = view[os.write(number, view) :]
+    """Write all bytes of a frame to the blocking file descriptor `number`."""
+    unsent = memoryview(frame)
+    while unsent:
+        unsent = unsent[os.write(number, unsent) :]

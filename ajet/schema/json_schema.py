@@ -50,7 +50,7 @@ class _CheckBudget:
         self.nested_keywords = 0
 
     def charge(self, cost: int) -> None:
-        """Subtract a cost. Raises _BudgetExceededError if too little is left."""
+        """Subtract a cost from the remaining charges. Raise _BudgetExceededError below zero."""
         self._checks_left -= cost
         if self._checks_left < 0:
             raise _BudgetExceededError
@@ -72,9 +72,9 @@ def find_schema_problem(schema: Mapping[str, Any]) -> str | None:
 
 
 def find_value_problem(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """Return why a value (for example a tool's arguments) violates `schema`.
+    """Return why a value, for example a tool's arguments, violates `schema`, or None if it is valid.
 
-    Returns None for a valid value, or if the schema cannot be checked.
+    Returns None as well if the schema itself cannot be checked.
     """
     return None if find_schema_problem(schema) is not None else find_reply_problem(json.dumps(value), schema)
 
@@ -114,25 +114,33 @@ def _load_validator(text: str) -> tuple[Any, str | None]:
         return None, "the schema is not an object"
     if not isinstance(schema.get("$schema", ""), str):
         return None, "`$schema` is not a string"
-    kind = validators.validator_for(schema, default=validators.Draft202012Validator)
-    parts = list(_walk_schemas(schema))
+    validator_class = validators.validator_for(schema, default=validators.Draft202012Validator)
+    subschemas = list(_walk_schemas(schema))
     budget = _CheckBudget(MAX_SCHEMA_COST)
     _BUDGET.set(budget)
     try:
-        meta = _charging_validator(kind, 0)(kind.META_SCHEMA, format_checker=kind.FORMAT_CHECKER)
-        error = next(meta.iter_errors(schema), None)
+        meta_validator = _charging_validator(validator_class, 0)(
+            validator_class.META_SCHEMA, format_checker=validator_class.FORMAT_CHECKER
+        )
+        error = next(meta_validator.iter_errors(schema), None)
         if error is not None:
             return None, f"{error.json_path}: {error.message[:200]}"
-        problem = _find_part_problem(schema, parts, budget)
+        problem = _find_part_problem(schema, subschemas, budget)
     except _BudgetExceededError:
         return None, "the schema takes too long to check"
     if problem is not None:
         return None, problem
-    return _charging_validator(kind, len(parts))(schema, registry=Registry()), None
+    return _charging_validator(validator_class, len(subschemas))(schema, registry=Registry()), None
 
 
 def _find_part_problem(schema: Any, parts: Sequence[Mapping[str, Any]], budget: _CheckBudget) -> str | None:
-    """Return why a part of a schema is not supported. Raises _BudgetExceededError."""
+    """Return why one of a schema's subschemas is not supported, or None. Raises _BudgetExceededError.
+
+    Args:
+        schema: The complete schema, inside of which references must stay.
+        parts: The schema and all its subschemas.
+        budget: Is charged for each reference.
+    """
     from referencing import Registry
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import DRAFT202012
@@ -155,7 +163,10 @@ def _find_part_problem(schema: Any, parts: Sequence[Mapping[str, Any]], budget: 
 
 
 def _charging_validator(kind: Any, parts: int) -> Any:
-    """Return the validator class with charged keywords. Two keywords have a custom implementation."""
+    """Return a subclass of jsonschema's validator class `kind` whose keywords are charged to the budget of the check.
+
+    `pattern` gets a timeout and `uniqueItems` takes linear time. `parts`: the schema's number of subschemas.
+    """
     import attrs
     from jsonschema import validators
 
@@ -178,12 +189,12 @@ def _charge_keyword(name: str, keyword: _Keyword, parts: int) -> _Keyword:
     def apply(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         budget = _BUDGET.get()
         cost = _estimate_reference_cost(value, parts) if is_reference else 1
-        for walked in (value, instance):  # a keyword may visit all entries of its value and of the instance
-            if isinstance(walked, (list, dict)):
-                cost += len(walked)
+        for walked_value in (value, instance):  # a keyword may visit all entries of its value and of the instance
+            if isinstance(walked_value, (list, dict)):
+                cost += len(walked_value)
         budget.charge(cost)
         if budget.nested_keywords == MAX_NESTED_KEYWORDS:
-            raise RecursionError
+            raise RecursionError  # earlier than jsonschema's Rust code, which would panic
         budget.nested_keywords += 1
         try:
             for error in keyword(validator, value, instance, schema) or ():
@@ -196,13 +207,16 @@ def _charge_keyword(name: str, keyword: _Keyword, parts: int) -> _Keyword:
 
 
 def _estimate_reference_cost(reference: Any, parts: int) -> int:
-    """Return the cost of following a `$ref`. For an anchor, the library searches all parts of the schema."""
+    """Return the cost of following a `$ref` in a schema of `parts` subschemas.
+
+    An anchor costs more than a pointer (`#/...`), because the library searches all subschemas for it.
+    """
     is_pointer = not isinstance(reference, str) or reference == "#" or reference.startswith("#/")
     return _REFERENCE_COST + (0 if is_pointer else parts * _ANCHOR_PART_COST)
 
 
 def _check_unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
-    """Check in linear time, unlike jsonschema's comparison of every pair."""
+    """Yield an error if a list has equal items. Takes linear time; jsonschema itself compares every pair."""
     from jsonschema import ValidationError
 
     if wanted and isinstance(instance, list) and len({_make_hashable(item) for item in instance}) < len(instance):
@@ -210,7 +224,7 @@ def _check_unique_items(validator: Any, wanted: Any, instance: Any, schema: Any)
 
 
 def _make_hashable(value: Any) -> Any:
-    """Return a value that is equal for equal JSON: 1 and 1.0 are equal, 1 and true are not."""
+    """Return a hashable key which two JSON values share if they are equal: 1 and 1.0 are, 1 and true are not."""
     if isinstance(value, dict):
         return frozenset((name, _make_hashable(item)) for name, item in value.items())
     if isinstance(value, list):
@@ -219,10 +233,10 @@ def _make_hashable(value: Any) -> Any:
 
 
 def _walk_schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the schema and all subschemas."""
+    """Yield the schema and all its subschemas, depth first."""
     if isinstance(schema, list):
-        for each in schema:
-            yield from _walk_schemas(each)
+        for subschema in schema:
+            yield from _walk_schemas(subschema)
     elif isinstance(schema, dict):
         yield schema
         for name, value in schema.items():
@@ -235,10 +249,12 @@ def _walk_schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    """Yield an error unless a string matches a keyword's `pattern`. Raises TimeoutError for a slow pattern."""
     import regex
     from jsonschema import ValidationError
 
     try:
+        # Patterns apply to strings only.
         matches = not isinstance(instance, str) or regex.search(pattern, instance, timeout=_PATTERN_SECONDS)
     except regex.error as error:  # dialects of regular expressions differ
         yield ValidationError(f"{pattern!r} cannot be matched: {error}")
@@ -248,4 +264,5 @@ def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> 
 
 
 def _refuse_constant(name: str) -> Any:
+    """Raise ValueError: Python's parser would accept NaN and Infinity, which are not JSON."""
     raise ValueError(f"{name} is not JSON")

@@ -8,20 +8,20 @@ from typing import Any
 
 
 def load_lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of `package`, for names imported only for type checkers.
+    """Return a `__getattr__` for `package` which imports a submodule when one of its names is first used.
 
     Args:
         package: The package's name.
-        modules: A module of the package, and its names separated by commas; `NAME:OTHER` is exported as OTHER.
+        modules: Names by submodule, separated by commas; `NAME:OTHER` is exported as OTHER.
     """
-    places = {
-        each.rpartition(":")[2]: (module, each) for module, names in modules.items() for each in names.split(", ")
+    locations = {
+        entry.rpartition(":")[2]: (module, entry) for module, names in modules.items() for entry in names.split(", ")
     }
 
     def load_name(name: str) -> Any:
-        if name not in places:
+        if name not in locations:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, defined_as = places[name]
+        module, defined_as = locations[name]
         return getattr(import_module(f"{package}.{module}"), defined_as.partition(":")[0])
 
     return load_name

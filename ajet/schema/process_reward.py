@@ -50,12 +50,14 @@ class ProcessReward(BaseModel):
     @field_validator("reward", mode="before")
     @classmethod
     def _require_number(cls, value: Any) -> Any:
+        """Refuse booleans and texts, which pydantic would convert to a number."""
         if isinstance(value, (bool, str, bytes)):
             raise ValueError(f"{value!r:.200} is not a finite number")
         return value
 
     @model_validator(mode="after")
     def _require_one_part(self) -> ProcessReward:
+        """Raise ValueError unless exactly one part is named; a step with a text only says where the text is."""
         set_parts = [
             self.agent != "",
             self.tool_use is not None,
@@ -68,7 +70,7 @@ class ProcessReward(BaseModel):
 
     @property
     def compared(self) -> tuple[str, str]:
-        """Key of comparison: parts of a group with equal keys are compared."""
+        """Key (kind, name) of the part: parts of a group's attempts with equal keys are compared with each other."""
         if self.text:
             return "text", self.name
         if self.agent:

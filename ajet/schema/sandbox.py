@@ -75,7 +75,11 @@ class Sandbox(Protocol):
         environment: Mapping[str, str] = NO_VARIABLES,
         limits: Limits | None = None,
     ) -> Result:
-        """Run a command in the working folder without the host's environment. Raises SandboxFailure."""
+        """Run a command in the sandbox's working folder, without the host's environment variables.
+
+        Raises:
+            SandboxFailure: The sandbox is lost. A command that fails or exceeds a limit is a Result instead.
+        """
         ...
 
     def python(
@@ -87,16 +91,24 @@ class Sandbox(Protocol):
         limits: Limits | None = None,
         keep: bool = False,
     ) -> Result:
-        """Run code in a fork of a warm interpreter. Raises SandboxFailure.
+        """Run Python code in a fork of a started interpreter, which takes less time than a new process.
 
         Args:
             keep: Share a process and names with earlier calls with `keep`. A call ended by a limit or signal discards
                 the shared state.
+
+        Raises:
+            SandboxFailure: The sandbox is lost. Code that fails or exceeds a limit is a Result instead.
         """
         ...
 
     def put(self, path: str, content: bytes) -> None:
-        """Write a file of the working folder, with its folders. Raises SandboxFailure, UnsafePathError."""
+        """Write a file into the working folder, and create its parent folders.
+
+        Raises:
+            SandboxFailure: The sandbox is lost.
+            UnsafePathError: The path leads out of the working folder.
+        """
         ...
 
     def read(self, path: str, longest: int) -> bytes:
@@ -104,7 +116,7 @@ class Sandbox(Protocol):
         ...
 
     def stop(self) -> None:
-        """End the present call, if any."""
+        """End the call that now runs, if any; its Result then has the reason `stopped`."""
         ...
 
     def close(self) -> None:
@@ -122,15 +134,16 @@ class SandboxFactory(Protocol):
 
     @classmethod
     def of(cls, config: Any, base: Path) -> SandboxFactory:
-        """Return a factory for the section `environment`. Raise ConfigError for invalid settings.
+        """Return the factory for the settings of the section `environment`. Raise ConfigError if they are invalid.
 
         Args:
+            config: The section.
             base: The folder to resolve relative paths against.
         """
         ...
 
     def open(self, environment: Mapping[str, str] = NO_VARIABLES) -> Sandbox:
-        """Open a sandbox with these variables. Raises SandboxFailure, ConfigError."""
+        """Open a sandbox whose calls see these environment variables. Raises SandboxFailure, ConfigError."""
         ...
 
 

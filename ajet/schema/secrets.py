@@ -79,7 +79,12 @@ _RARE_CHARACTERS = "_-/JI"
 
 
 def _index_marks_by_character() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return shapes of secrets by a rare character: the text before it in marks, and the marks."""
+    """Group the marks of all secret shapes by a rare character that each contains.
+
+    Returns:
+        By character: the text before the character in each mark, and the marks. A text without any of these characters
+        holds no mark, so that most texts are decided by a few fast searches.
+    """
     by_character: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     for mark in (mark for marks, _ in _SHAPES for mark in marks):
         char = next(char for char in _RARE_CHARACTERS if char in mark)
@@ -104,22 +109,25 @@ def is_secret_name(name: str) -> bool:
     words = [word.lower() for word in _WORD.findall(name)]
     if not words or words[-1] in _ABOUT:
         return False
-    shouted = name.isupper()
+    is_upper = name.isupper()
     for index, word in enumerate(words):
-        before = words[index - 1] if index else ""
+        previous_word = words[index - 1] if index else ""
         if word in ("key", "keys", "tokens"):
-            if shouted or before in _KEYS_OF:
+            if is_upper or previous_word in _KEYS_OF:
                 return True
         elif word == "token":
-            if before not in _NO_TOKENS_OF and (shouted or index == len(words) - 1 or before in _KEYS_OF):
+            if previous_word not in _NO_TOKENS_OF and (
+                is_upper or index == len(words) - 1 or previous_word in _KEYS_OF
+            ):
                 return True
         elif word in _SECRET_WORDS:
             return True
-    return len(words[-1]) > 4 and words[-1].endswith(_SHOUTED_ENDINGS if shouted else _ENDINGS)
+    # Joined words such as PGPASSWORD, of which the splitting sees one.
+    return len(words[-1]) > 4 and words[-1].endswith(_SHOUTED_ENDINGS if is_upper else _ENDINGS)
 
 
 def has_secret_shape(text: str) -> bool:
-    """Return True if a text holds user information of a URL, or a key of a known service."""
+    """Return True if a text contains a URL with user information, or a key of a known service."""
     return has_mark(text) and any(
         _compile_shape(shape).search(text, concurrent=len(text) > _LONG_CHARS)
         for marks, shape in _SHAPES
@@ -128,9 +136,10 @@ def has_secret_shape(text: str) -> bool:
 
 
 def replace_secret_shapes(text: str, put: str | Callable[[str], str]) -> str:
-    """Return the text with each secret shape replaced by `put` or its result.
+    """Return the text with each detected secret replaced, or the same object if there is none.
 
-    Returns the same object without a match.
+    Args:
+        put: The replacement, or a function from secret to replacement.
     """
     if not has_mark(text):
         return text
@@ -144,7 +153,7 @@ def replace_secret_shapes(text: str, put: str | Callable[[str], str]) -> str:
 
 
 def list_secret_parts(text: str) -> list[str]:
-    """Return the secrets inside one, to hide separately: a URL's password, the text after `Bearer` or `Basic`."""
+    """Return the parts of a secret to hide separately: a URL's password, the text after `Bearer` or `Basic`."""
     user_parts = [match.group().removeprefix("://") for match in _compile_shape(_USER_INFORMATION).finditer(text)]
     secret_parts = [part.partition(":")[2] or part for part in user_parts]
     scheme, _, credential = text.strip().partition(" ")
@@ -154,16 +163,20 @@ def list_secret_parts(text: str) -> list[str]:
 
 
 def has_mark(text: str) -> bool:
-    """Return True if any mark is in the text. Searching each mark separately takes three times as long."""
+    """Return False if the text surely contains no secret shape, after a search for the shapes' fixed beginnings.
+
+    Searches all marks at once by their rare characters: a search for each mark takes three times as long.
+    """
     starts = range(0, len(text), _LONG_CHARS)
     return any(_holds_mark(text[start : start + _LONG_CHARS + _LONGEST_MARK]) for start in starts)
 
 
 def _holds_mark(text: str) -> bool:
+    """Return True if a piece of text contains a mark. Splits it at rare characters to exclude most texts quickly."""
     return any(
         any(mark in text for mark in marks)
-        for char, (before, marks) in _MARKS_BY_CHARACTER.items()
-        if char in text and any(part.endswith(before) for part in text.split(char))
+        for char, (texts_before, marks) in _MARKS_BY_CHARACTER.items()
+        if char in text and any(part.endswith(texts_before) for part in text.split(char))
     )
 
 
@@ -175,5 +188,6 @@ def _compile_shape(shape: str) -> regex.Pattern[str]:
 
 
 def _replace_secret(found: str, put: str | Callable[[str], str]) -> str:
-    before = "://" if found.startswith("://") else ""
-    return before + (put if isinstance(put, str) else put(found.removeprefix(before)))
+    """Return the replacement of a match. A URL's `://` at its beginning stays, because only what follows is secret."""
+    prefix = "://" if found.startswith("://") else ""
+    return prefix + (put if isinstance(put, str) else put(found.removeprefix(prefix)))

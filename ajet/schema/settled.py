@@ -17,7 +17,10 @@ MAX_LEVELS = 100
 
 
 def parse_storable_json(data: bytes) -> Any:
-    """Return a body as JSON, else as text. A body with too many values is cut to its first bytes."""
+    """Return a request's body as JSON data, or `{"text": ...}` if it is not JSON or is nested too deeply.
+
+    A body with too many values becomes a text of its first bytes.
+    """
     try:
         value = load_json(data)
         return make_storable(value) if may_hold_surrogates(data) else _require_shallow(value)
@@ -33,24 +36,27 @@ def make_storable(value: Any) -> Any:
 
 
 def is_shallow(value: Any) -> bool:
-    """Return True if a value has at most MAX_LEVELS levels."""
+    """Return True if a JSON value is nested at most MAX_LEVELS deep."""
     layer = [value]
     for _ in range(MAX_LEVELS):
-        layer = [child for each in layer for child in _list_children(each) if isinstance(child, (dict, list))]
+        layer = [child for parent in layer for child in _list_children(parent) if isinstance(child, (dict, list))]
         if not layer:
             return True
     return False
 
 
 def repair_surrogates(value: Any) -> Any:
-    """Return the value with surrogate halves joined, or marked as unreadable."""
+    """Return the JSON value with surrogate pairs joined and lone surrogates replaced by U+FFFD."""
     text = json.dumps(value, ensure_ascii=False)
     repaired = repair_text(text)
     return value if repaired is text else json.loads(repaired)
 
 
 def repair_text(text: str) -> str:
-    """Return the text without lone surrogates, or the same object if already clean."""
+    """Return the text with surrogate pairs joined and lone surrogates replaced by U+FFFD.
+
+    Returns the same object if the text has none.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -59,10 +65,12 @@ def repair_text(text: str) -> str:
 
 
 def _require_shallow(value: Any) -> Any:
+    """Return the value, or raise ValueError if it is nested too deeply to be stored."""
     if not is_shallow(value):
         raise ValueError(f"nested too deeply (limit {MAX_LEVELS} levels)")
     return value
 
 
 def _list_children(value: Any) -> Iterable[Any]:
+    """Return the values inside a dict or list; none for any other value."""
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

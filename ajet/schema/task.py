@@ -35,6 +35,7 @@ class Task(BaseModel):
 
     @model_validator(mode="after")
     def _require_finite(self) -> Task:
+        """Raise TaskError for NaN or infinity anywhere in the task, which a record in JSON could not hold."""
         invalid = find_non_finite(dict(self))
         if invalid is not None:
             field, number = invalid
@@ -104,8 +105,9 @@ class WorkflowOutput(BaseModel):
     @field_validator("reward", mode="before")
     @classmethod
     def _require_number(cls, value: Any) -> Any:
-        for part in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(part, (str, bytes, dict)):
+        """Raise TypeError for a reward which is a text or a dict, before pydantic converts it."""
+        for reward in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(reward, (str, bytes, dict)):
                 raise TypeError(
                     f"WorkflowOutput(reward={value!r:.200}): expected a number, a list of numbers (one per "
                     "turn), or None to let the judge decide"
@@ -114,20 +116,22 @@ class WorkflowOutput(BaseModel):
 
 
 def find_non_finite(value: Any) -> tuple[str, float] | None:
-    """Return place and value of the first NaN or infinite number, or None.
+    """Return path and value of the first NaN or infinite number inside a value, or None.
 
-    The place is a path (`scores.2`), or "" for the value itself. Other types are ignored.
+    The path is `scores.2` for example, or "" for the value itself. Walks mappings, lists and tuples, without recursion.
     """
-    waiting: list[tuple[str, Any]] = [("", value)]
-    while waiting:
-        path, each = waiting.pop()
-        if isinstance(each, (float, np.floating)):
-            if not math.isfinite(each):
-                return path, float(each)
-        elif isinstance(each, Mapping):
-            waiting += [(f"{path}.{name}" if path else str(name), part) for name, part in reversed(list(each.items()))]
-        elif isinstance(each, (list, tuple)):
-            waiting += [(f"{path}.{n}" if path else str(n), each[n]) for n in reversed(range(len(each)))]
+    unvisited: list[tuple[str, Any]] = [("", value)]
+    while unvisited:
+        path, item = unvisited.pop()
+        if isinstance(item, (float, np.floating)):
+            if not math.isfinite(item):
+                return path, float(item)
+        elif isinstance(item, Mapping):
+            unvisited += [
+                (f"{path}.{name}" if path else str(name), child) for name, child in reversed(list(item.items()))
+            ]
+        elif isinstance(item, (list, tuple)):
+            unvisited += [(f"{path}.{n}" if path else str(n), item[n]) for n in reversed(range(len(item)))]
     return None
 
 

@@ -20,7 +20,7 @@ _MARKS = (
 
 
 def guess_encoding(data: bytes) -> str:
-    """Return the likely encoding of non-UTF-8 data, by iconv's name."""
+    """Return the likely encoding of data that is not UTF-8, by the name that iconv knows."""
     for byte_order_mark, encoding in _MARKS:
         if data.startswith(byte_order_mark):
             return "utf-16" if encoding.startswith("utf-16") else encoding
@@ -29,37 +29,41 @@ def guess_encoding(data: bytes) -> str:
     try:
         data.decode("cp1252")
     except UnicodeDecodeError:
-        return "latin-1"
+        return "latin-1"  # has a byte that cp1252 does not define
     return "cp1252"
 
 
 def read_marked_encoding(path: Path) -> str:
-    """Return the encoding of the file's byte order mark by Python's name, or "utf-8" without a mark."""
+    """Return the encoding of a file's byte order mark by Python's name, or "utf-8" without a mark."""
     with path.open("rb") as stream:
         head = stream.read(4)
     marked = next((encoding for byte_order_mark, encoding in _MARKS if head.startswith(byte_order_mark)), "utf-8")
-    return marked.removesuffix("-le").removesuffix("-be")  # these read the mark, and leave it out
+    return marked.removesuffix("-le").removesuffix("-be")  # the names without endings skip the mark on reading
 
 
 def format_convert_command(path: Path, encoding: str) -> str:
-    """Return a command line to write the file as UTF-8 under another name."""
+    """Return a shell command that writes the file as UTF-8 to a new file beside it."""
     return f"iconv -f {encoding} -t utf-8 {path.name} > {path.stem}.utf8{path.suffix}"
 
 
 def read_text(path: Path) -> str:
-    """Read a file in UTF-8 or in the encoding of its byte order mark. Raise UserError for other encodings."""
+    """Return the text of a file in UTF-8 or in the encoding of its byte order mark.
+
+    Raises:
+        UserError: The file has another encoding; the message names the likely one.
+    """
     data = path.read_bytes()
     byte_order_mark, encoding = next(
-        ((byte_order_mark, each) for byte_order_mark, each in _MARKS if data.startswith(byte_order_mark)),
+        ((byte_order_mark, marked) for byte_order_mark, marked in _MARKS if data.startswith(byte_order_mark)),
         (b"", "utf-8"),
     )
     try:
         text = data[len(byte_order_mark) :].decode(encoding)
-        if "\0" not in text:
+        if "\0" not in text:  # NUL bytes: UTF-16 without a byte order mark decodes as UTF-8
             return text
         start = 0
-    except UnicodeDecodeError as problem:
-        start = problem.start
+    except UnicodeDecodeError as error:
+        start = error.start
     guess = guess_encoding(data)
     line = 1 if guess.startswith("utf-") else data[:start].count(b"\n") + 1
     raise UserError(

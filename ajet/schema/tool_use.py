@@ -64,7 +64,7 @@ class ToolUse:
 
     @property
     def shown_whole(self) -> bool:
-        """True if `digest` is the digest of the shown text."""
+        """True if the model was shown the complete result, so that `digest` is the digest of the shown text."""
         return self.whole in (-1, self.shown)
 
 
