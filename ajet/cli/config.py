@@ -66,21 +66,22 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
             "The required option --conf is missing.",
             expected=format_command("config", "validate", "--conf", "FILE.yaml"),
         )
-    experiment, overridden = apply_sections(open_experiment(conf, backbone, overrides))
+    experiment, overridden_text = apply_sections(open_experiment(conf, backbone, overrides))
+    # No run starts now; a later start may name a store that samplers fill.
     experiment.require_ready(previewing=True)
     refuse_untrainable(experiment)
     if "trains" in experiment.backbone.can:
         load_runner(experiment.backbone).check(experiment, looking=True)
     algorithm = load_algorithm(experiment)
-    idle = format_idle_keys(experiment.list_idle_keys(), f"on the backbone {experiment.ajet.backbone}")
-    defaults = load_runner(experiment.backbone).describe_replaced_defaults(experiment)
+    idle_keys_text = format_idle_keys(experiment.list_idle_keys(), f"on the backbone {experiment.ajet.backbone}")
+    defaults_text = load_runner(experiment.backbone).describe_replaced_defaults(experiment)
     unchecked, tasks = require_present(experiment)
     remarks = [*review_settings(experiment.ajet, algorithm)]
     if tasks is not None and "train" in tasks and experiment.ajet.sft.objective is None:
         remarks += review_tasks(experiment, train=tasks["train"], validates=bool(tasks.get("validation")))
-    *others, last = unchecked
-    unchecked_list = f"{', '.join(others)} and {last}" if others else last
-    valid = f"{conf} is valid. Not checked: {unchecked_list}; --dry-run checks them."
-    for text in (valid, overridden, defaults, idle, format_remarks(remarks, experiment)):
+    *all_but_last, last_unchecked = unchecked
+    unchecked_list = f"{', '.join(all_but_last)} and {last_unchecked}" if all_but_last else last_unchecked
+    valid_text = f"{conf} is valid. Not checked: {unchecked_list}; --dry-run checks them."
+    for text in (valid_text, overridden_text, defaults_text, idle_keys_text, format_remarks(remarks, experiment)):
         if text:
             print_line(text)

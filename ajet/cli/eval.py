@@ -136,7 +136,7 @@ def evaluate(
     show_logs("ERROR" if as_json else "WARNING")
     settings = list(overrides or ())
     if target is not None and "=" in target:
-        settings.insert(0, target)
+        settings.insert(0, target)  # typer takes the first KEY=VALUE for the target
         target = None
     for option, file in (("--csv", csv), ("--parquet", parquet), ("--mark", mark), ("--picture", picture)):
         if file is not None:

@@ -41,7 +41,11 @@ class ExitGroup(TyperGroup):
     """The root group of the command line, which runs every command."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command and convert its exception or returned number into an exit."""
+        """Run the command, and end the process by typer.Exit with the code of its result or exception.
+
+        A typer error passes unchanged, for typer prints it; a UserError is shown as one screen; any other exception
+        with the end of its traceback.
+        """
         show_traceback = bool((ctx.obj or {}).get("traceback"))
         record = (ctx.obj or {}).get("record")
         try:
@@ -79,7 +83,7 @@ class ExitGroup(TyperGroup):
 
 
 def show_user_error(error: UserError, *, show_traceback: bool = False) -> None:
-    """Show the problem, the place, the expected form and the next step."""
+    """Print a user's error to standard error: what happened, where, what was expected, what to do."""
     from rich.text import Text
 
     from ajet.record.console import SafeConsole
@@ -93,7 +97,12 @@ def show_user_error(error: UserError, *, show_traceback: bool = False) -> None:
 
 
 def show_unexpected(error: Exception, *, show_traceback: bool = False, record: Path | None = None) -> None:
-    """Show the last lines of a traceback and the path of the full traceback."""
+    """Print the end of an unexpected error's traceback, and write the complete one to a log.
+
+    Args:
+        show_traceback: Print the complete traceback.
+        record: The folder of runs, for the log if no run has one.
+    """
     lines = _redact_text("".join(traceback.format_exception(error))).rstrip().splitlines()
     typer.echo("\n".join(lines if show_traceback else lines[-LAST_LINES:]), err=True)
     typer.echo("This error is unexpected and most likely a bug in ajet.", err=True)
@@ -101,11 +110,11 @@ def show_unexpected(error: Exception, *, show_traceback: bool = False, record: P
 
 
 def write_traceback(error: Exception, *, shown: bool = False, record: Path | None = None) -> None:
-    """Write the traceback into the log, and print the log's path.
+    """Append an error's traceback to the run's log, or to `crash.log` in the folder of runs, and print the file's path.
 
     Args:
         shown: True to print the traceback, too.
-        record: The folder of runs if no run has a log yet. None: the default folder.
+        record: The folder of runs. None: the default folder `launcher_record`.
     """
     text = _redact_text("".join(traceback.format_exception(error)))
     if shown:
@@ -115,13 +124,14 @@ def write_traceback(error: Exception, *, shown: bool = False, record: Path | Non
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         with Path(log).open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {_redact_text(' '.join(sys.argv))}\n{text}\n")
-    except OSError as refusal:
-        typer.echo(f"(The traceback could not be written to {log}: {refusal}; --traceback prints it.)", err=True)
+    except OSError as os_error:
+        typer.echo(f"(The traceback could not be written to {log}: {os_error}; --traceback prints it.)", err=True)
         return
     typer.echo(f"The full traceback is in {Path(log).absolute()}", err=True)
 
 
 def _redact_text(text: str) -> str:
+    """Return the text without secrets and control characters, which could change the terminal's state."""
     from ajet.record.console import replace_control_characters
     from ajet.record.secrets import Redactor
 

@@ -83,8 +83,8 @@ def export(
     show_logs("WARNING")
     training_run = find_training_run(run, root)
     exported_step = select_checkpoint(checkpoints_of(training_run), step).step
-    exported = check_export(
+    check_result = check_export(
         folder, training_run, exported_step, at_most=at_most, tolerance=tolerance, engine=engine.value
     )
-    print_check(exported)
-    return 1 if exported.problems else 0
+    print_check(check_result)
+    return 1 if check_result.problems else 0

@@ -47,16 +47,16 @@ def gc(
     if as_json:
         typer.echo(json.dumps(removable.to_json(), indent=1))
         return 0
-    bounds = {
+    limits = {
         "episodes": removable.bounds.episodes,
         "arrays": removable.bounds.arrays,
         "checkpoints": removable.checkpoints,
     }
     table = make_table("kind", "kept", "goes", "bytes")
     for kind, (count, size) in removable.sizes.items():
-        bound = bounds.get(kind)
-        bound_text = "none" if kind in ("leftovers", "store") else "all" if bound is None else f"{bound} newest"
-        table.add_row(kind, bound_text, str(count), f"{size:,}")
+        limit = limits.get(kind)
+        limit_text = "none" if kind in ("leftovers", "store") else "all" if limit is None else f"{limit} newest"
+        table.add_row(kind, limit_text, str(count), f"{size:,}")
     console.print(table)
     total = sum(size for _, size in removable.sizes.values())
     if removable.store_problem:

@@ -87,6 +87,7 @@ def init(
 
 
 def _make_write_error(path: Path, error: OSError) -> UserError:
+    """Return the error for a file or folder that cannot be written, with the system's reason."""
     return UserError(
         f"{path} cannot be written: {error.strerror}.",
         where=str(path.absolute()),
@@ -95,7 +96,7 @@ def _make_write_error(path: Path, error: OSError) -> UserError:
 
 
 def _list_files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield a template's files by name, in the order of the printed list, with the content."""
+    """Yield (name, content) of each file of a starter project, in the order in which they are written and printed."""
     template_files = [
         path for path in sorted((TEMPLATES / template).iterdir()) if path.suffix in (".py", ".yaml", ".csv")
     ]
@@ -106,8 +107,9 @@ def _list_files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
         for name in ("train.jsonl", "test.jsonl"):
             yield name, (shared / name).read_text(encoding="utf-8")
     yaml = f"{template}.yaml"
-    launch = "launch-serve.json" if template == "serve" else "launch.json"
-    yield ".vscode/launch.json", (shared / launch).read_text(encoding="utf-8").replace("@YAML@", yaml)
+    launch_settings = "launch-serve.json" if template == "serve" else "launch.json"
+    yield ".vscode/launch.json", (shared / launch_settings).read_text(encoding="utf-8").replace("@YAML@", yaml)
+    # Without the quotes, which the settings file has.
     python = json.dumps(_find_interpreter(directory))[1:-1]
     yield ".vscode/settings.json", (shared / "settings.json").read_text(encoding="utf-8").replace("@PYTHON@", python)
     agents_text = (shared / "AGENTS.md").read_text(encoding="utf-8")
@@ -118,16 +120,17 @@ def _list_files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _find_interpreter(directory: Path) -> str:
-    """Return the interpreter of ajet, relative to the project's folder if below the folder."""
+    """Return the path of ajet's interpreter for the editor's settings, relative to a project that contains it."""
     import sys
 
     interpreter, folder = Path(sys.executable), directory.absolute()
-    inside = interpreter.is_relative_to(folder)
-    return f"${{workspaceFolder}}/{interpreter.relative_to(folder)}" if inside else str(interpreter)
+    is_inside = interpreter.is_relative_to(folder)
+    # VS Code's variable.
+    return f"${{workspaceFolder}}/{interpreter.relative_to(folder)}" if is_inside else str(interpreter)
 
 
 def _call_from_project(called: str, directory: Path) -> str:
-    """Return the call of a program from the project's folder."""
+    """Return a shell command that works from the project's folder: a relative path of the program becomes absolute."""
     program = Path(called.split()[0])
     if program.is_absolute() or "/" not in called:
         return called

@@ -17,6 +17,7 @@ from ajet.schema.errors import UserError
 class _LaunchContext(typer.Context):
     @property
     def command_path(self) -> str:
+        """The program's name without `launch`, because users call the command without this word."""
         return self.parent.command_path if self.parent is not None else super().command_path
 
 
@@ -163,10 +164,14 @@ _OWN = inspect.signature(launch, eval_str=True).parameters
 
 
 def add_flags(*, shipped: bool) -> None:
-    """Give `launch` an option for each plug-in flag. `shipped`: only flags that ship with ajet."""
-    own_parameters = [each for each in _OWN.values() if each.kind is not each.VAR_KEYWORD]
-    insert_index = next(index for index, each in enumerate(own_parameters) if each.name == "skip_check_avail_gpu")
-    added = [
+    """Give the command `launch` a boolean option `--with-NAME` for each flag of a plug-in.
+
+    Args:
+        shipped: True for the plug-ins of ajet only, without a search for other distributions.
+    """
+    parameters = [parameter for parameter in _OWN.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    insert_index = next(index for index, parameter in enumerate(parameters) if parameter.name == "skip_check_avail_gpu")
+    flag_parameters = [
         inspect.Parameter(
             _spell_parameter(name),
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -175,9 +180,10 @@ def add_flags(*, shipped: bool) -> None:
         )
         for name, flag in find_launch_flags(shipped=shipped).items()
     ]
-    launch.__signature__ = inspect.Signature([*own_parameters[:insert_index], *added, *own_parameters[insert_index:]])  # type: ignore[attr-defined]
+    # typer reads the options of a command from its signature.
+    launch.__signature__ = inspect.Signature([*parameters[:insert_index], *flag_parameters, *parameters[insert_index:]])  # type: ignore[attr-defined]
 
 
 def _spell_parameter(flag: str) -> str:
-    """Return the keyword argument of `launch` for a plug-in's flag."""
+    """Return the parameter name of `launch` for a plug-in's flag: `with_ray_flag` for `ray`."""
     return f"with_{flag.replace('-', '_')}_flag"

@@ -36,52 +36,57 @@ LAUNCH, LAUNCH_CODE = "launch", "ajet.cli.launch:launch"
 
 
 def build_typer_command(name: str) -> Any:
-    """Return a command as built by typer."""
+    """Import a command's code and return it as a command of click, with the options built by typer.
+
+    Args:
+        name: `launch`, or the name of a command of a plug-in.
+    """
     entry = None if name == LAUNCH else find_all_commands()[name]
     command_code = load_code(LAUNCH_CODE if entry is None else entry.code)
-    holder = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
+    typer_app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
     if isinstance(command_code, typer.Typer):
-        holder.add_typer(command_code, name=name)
+        typer_app.add_typer(command_code, name=name)
     elif entry is None:
         from ajet.cli.launch import LaunchCommand
 
-        holder.command(name, cls=LaunchCommand, hidden=True)(command_code)
+        typer_app.command(name, cls=LaunchCommand, hidden=True)(command_code)
     else:
-        holder.command(name)(command_code)
-    command = _unwrap_help(typer.main.get_group(holder).commands[name])
+        typer_app.command(name)(command_code)
+    command = _unwrap_help(typer.main.get_group(typer_app).commands[name])
     if entry is not None:
         command.rich_help_panel = entry.panel
     return command
 
 
 def _unwrap_help(command: Any) -> Any:
-    """Return the command with each help paragraph on one line. The terminal then wraps the text."""
+    """Join the lines of each paragraph of a command's help, so that the terminal wraps them, and return the command."""
     command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", command.help) if command.help else command.help
-    for inner in getattr(command, "commands", {}).values():
-        _unwrap_help(inner)
+    for subcommand in getattr(command, "commands", {}).values():
+        _unwrap_help(subcommand)
     return command
 
 
 class CommandTable(dict[str, Any]):
-    """Commands by name, built on first access."""
+    """The commands by name, each imported and built when it is first read."""
 
     def __init__(self) -> None:
         super().__init__(dict.fromkeys([LAUNCH, *find_commands()]))
 
     def __getitem__(self, name: str) -> Any:
+        """Return a command, built at the first access."""
         command = super().__getitem__(name)
         if command is None:
             command = self[name] = build_typer_command(name)
         return command
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a command by name. An unknown name is searched for in other distributions' plug-ins."""
+        """Return a command by name, or `default`. Searches the plug-ins of other distributions for an unknown name."""
         if name not in self and name in find_all_commands():
             self[name] = None
         return self[name] if name in self else default  # noqa: SIM401 — a dict's own `get` would not build the command
 
     def items(self) -> Any:
-        """Return the names and commands of all, built."""
+        """Build all commands, and return them with their names."""
         return {name: self[name] for name in self}.items()
 
     def values(self) -> Any:
@@ -89,7 +94,7 @@ class CommandTable(dict[str, Any]):
 
 
 class RootGroup(ExitGroup):
-    """The root group, with a `CommandTable`."""
+    """The root group of the command line, which builds a command only when it runs and lists commands by help lines."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -97,11 +102,11 @@ class RootGroup(ExitGroup):
         self._lists_commands = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names in the order of their plug-ins, without building."""
+        """Return the commands' names in the order of their plug-ins, without building the commands."""
         return [*self.commands]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands from their help lines, other distributions included."""
+        """Write the program's help, with the commands of all installed distributions, without building any command."""
         unbuilt: dict[str, Any] = {name: None for name in find_all_commands() if name not in self.commands}
         self.commands.update(unbuilt)
         self._lists_commands = True
@@ -111,7 +116,7 @@ class RootGroup(ExitGroup):
             self._lists_commands = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a built command, or only the help line while help is written."""
+        """Return the command, built, or a stand-in with only its help line while `format_help` writes the list."""
         if self._lists_commands:
             if cmd_name == LAUNCH:
                 return TyperCommand(cmd_name, hidden=True)
@@ -138,6 +143,7 @@ app = typer.Typer(
 
 
 def _print_version(requested: bool) -> None:
+    """Print ajet's version and exit, if the option --version was given."""
     if requested:
         typer.echo(f"ajet {ajet.__version__}")
         raise typer.Exit
@@ -154,10 +160,16 @@ def root(
 
 
 def _take_options(*, shipped: bool) -> None:
-    """Give the root the options of a launch for help and completion. `main` passes parsing to the command."""
+    """Give the root command the options of `launch`, so that help and shell completion show them.
+
+    `main` inserts the word `launch`, so that the options are parsed by that command.
+
+    Args:
+        shipped: True for flags of ajet's own plug-ins only, without a search for other distributions.
+    """
     add_flags(shipped=shipped)
     parameters = inspect.signature(launch, eval_str=True).parameters
-    options = [each for name, each in parameters.items() if name != "overrides"]
+    options = [parameter for name, parameter in parameters.items() if name != "overrides"]
     options.append(_VERSION)
     root.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     root.__annotations__ = {option.name: option.annotation for option in options}
@@ -179,10 +191,13 @@ MISSING_FLAGS = {
 
 
 def translate_flags(given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a launch's arguments in ajet's words, and a sentence for each argument without effect.
+    """Translate the launch flags of AgentJet and AgentRL into ajet's.
 
-    Flags of AgentJet and AgentRL with another name in ajet, or without need in ajet, are accepted or answered with the
-    equivalent. Raises UserError.
+    Returns:
+        The arguments for `launch`, and a sentence for each flag that is not needed.
+
+    Raises:
+        UserError: A flag has no equivalent option; the message says what to write instead.
     """
     from ajet.config.schema.agentrl import advice  # takes 30 ms, without use for `ajet --help`
 
@@ -195,11 +210,11 @@ def translate_flags(given: Sequence[str]) -> tuple[list[str], list[str]]:
             raise UserError("An override has blanks around its `=`.", where="command line", do=f"write {setting}")
         if name in MISSING_FLAGS:
             raise UserError(f"There is no command {name}.", where="command line", do=MISSING_FLAGS[name])
-        if name.startswith("--") and name not in FLAG_ALIASES and (brought := advice(name[2:])):
+        if name.startswith("--") and name not in FLAG_ALIASES and (replacement := advice(name[2:])):
             raise UserError(
                 f"There is no option {name}: write settings as key=value, or in the YAML.",
                 where="command line",
-                do=brought,
+                do=replacement,
             )
         if name.startswith("--") and "." in name:
             example = following if following and "=" not in following and not following.startswith("-") else "VALUE"
@@ -219,7 +234,11 @@ def translate_flags(given: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit."""
+    """Run the command line and exit with the code of its result.
+
+    The word `launch` is inserted if the arguments begin with an option or a YAML, `config` before its subcommands, and
+    `--conf` before a YAML without an option.
+    """
     _prepare_environment()
     words = list(sys.argv[1:] if arguments is None else arguments)
     show_traceback = "--traceback" in words
@@ -238,12 +257,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         show_user_error(_make_python_file_error(words[0]))
         sys.exit(USER)
     if words[0] in YAML_COMMANDS:
+        # `config` has a subcommand before the YAML.
         position = 1 + (words[0] == "config")
         if len(words) > position and words[position].endswith((".yaml", ".yml")):
             words.insert(position, "--conf")
     if words[0] == "launch":
         words = _translate_arguments(words)
     if words[0] in ("launch", "--help", "-h"):
+        # A launch and the help also know the flags of other distributions' plug-ins.
         _take_options(shipped=False)
     try:
         app(args=words, prog_name="ajet", obj={"traceback": show_traceback, "record": _find_record(words)})
@@ -259,16 +280,16 @@ def _ignore_interrupts() -> None:
 
 
 def _prepare_environment() -> None:
-    """Replace unprintable characters by "?", drop terminal sizes of 0, and bypass proxies for this machine.
+    """Make output and network of this process usable, or exit if its working directory no longer exists.
 
-    Exits if the working directory is gone.
+    Characters that the terminal cannot print become "?", and requests to this machine bypass proxies.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="replace")
-    for size in ("COLUMNS", "LINES"):
-        if os.environ.get(size) == "0":
-            del os.environ[size]
+    for size_variable in ("COLUMNS", "LINES"):
+        if os.environ.get(size_variable) == "0":  # leaves no columns to print in
+            del os.environ[size_variable]
     if any(name.lower().endswith("_proxy") for name in os.environ):
         from ajet.client.proxies import build_bypass  # imports httpx, which other commands do not need
 
@@ -282,7 +303,10 @@ def _prepare_environment() -> None:
 
 
 def _translate_arguments(given: Sequence[str]) -> list[str]:
-    """Return the arguments in ajet's words, and print a note for each argument without effect."""
+    """Return the launch arguments in ajet's spelling, and print a note for each flag that is not needed.
+
+    Exits with the error's screen for a flag without an equivalent.
+    """
     try:
         arguments, notes = translate_flags(given)
     except UserError as error:
@@ -294,6 +318,7 @@ def _translate_arguments(given: Sequence[str]) -> list[str]:
 
 
 def _make_python_file_error(file: str) -> UserError:
+    """Return the error for `ajet FILE.py`: runs start from a YAML that names the Python file."""
     return UserError(
         f"{file} is a Python file, but ajet starts a run from a YAML that refers to it.",
         where="command line",
@@ -304,7 +329,10 @@ def _make_python_file_error(file: str) -> UserError:
 
 
 def _find_record(arguments: Sequence[str]) -> Path | None:
-    """Return the folder of --exp-dir, or None without the option."""
+    """Return the folder in the arguments' `--exp-dir DIR` or `--exp-dir=DIR`, or None without the option.
+
+    Read before parsing, because a crash at any later point is logged there.
+    """
     for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, inline_value = argument.partition("=")
         if name == "--exp-dir" and (folder := inline_value if equals else value):

@@ -84,15 +84,20 @@ RunRoot = Annotated[Path, typer.Option("--exp-dir", metavar="DIR", help="Folder 
 
 
 def print_reading(conf: Path | None, *, err: bool = False) -> None:
-    """Announce a load of seconds before heavy imports. `err`: standard output is for JSON."""
+    """Print that the YAML is being read, before imports of several seconds; nothing without a YAML.
+
+    Args:
+        err: Print to standard error, because standard output is for JSON.
+    """
     if conf is not None:
         typer.echo(f"Reading {conf} …", err=err)
 
 
 def parse_store_address(text: str, experiment: Experiment) -> Address:
-    """Return the store's address from the command line. Raises ConfigError.
+    """Return the store's address from the command line, where a path is relative to the working directory.
 
-    A path is relative to the working directory.
+    Raises:
+        ConfigError: The address is invalid.
     """
     from ajet.store import Address
 
@@ -100,7 +105,7 @@ def parse_store_address(text: str, experiment: Experiment) -> Address:
 
 
 def open_experiment(conf: Path | None, backbone: str | None, overrides: Sequence[str] | None) -> Experiment:
-    """Compose `conf`, or the defaults and overrides alone without a file."""
+    """Return the experiment of the YAML `conf`, or of the defaults if it is None, with the overrides."""
     from ajet.config import load_experiment
     from ajet.config.experiment import load_defaults
 

@@ -41,7 +41,7 @@ def plan(
     from ajet.commands.runner import format_start_command
     from ajet.record.console import print_line
 
-    started = show_plan(experiment, gpu=gpu)
+    outcome_text = show_plan(experiment, gpu=gpu)
     start = format_start_command(experiment, experiment.ajet.backbone)
-    print_line(f"{started}. To start the run: {start}")
+    print_line(f"{outcome_text}. To start the run: {start}")
     return 0

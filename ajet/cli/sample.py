@@ -105,6 +105,7 @@ def sample(
         )
     print_reading(conf)
     show_logs()
+    # Several processes work on one run only in asynchronous mode.
     settings = [*(overrides or ()), "ajet.trainer_common.mode=async"]
     settings += ["ajet.rollout.engine=vllm", f"ajet.rollout.vllm.base_url={quote_value(engine)}"] if engine else []
     settings += [f"ajet.rollout.max_env_worker={concurrency}"] if concurrency is not None else []
@@ -129,7 +130,11 @@ def sample(
 
 
 def _find_tasks_key(experiment: Experiment) -> str:
-    """Return the key for the file of training tasks. Raises UserError for a reader without such a key."""
+    """Return the configuration key of the file with the training tasks.
+
+    Raises:
+        UserError: The YAML's task reader reads no such file.
+    """
     from ajet.config.plugins import find_part
     from ajet.config.readiness import TRAINING_FILE
 

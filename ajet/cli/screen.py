@@ -16,7 +16,10 @@ _shown: LogSink | None = None
 
 
 def show_logs(level: str = "INFO") -> None:
-    """Show log lines from `level` on in short form. The log file stores everything."""
+    """Print log lines from `level` on in a short form, in place of an earlier level.
+
+    The log file has lines of all levels.
+    """
     from loguru import logger
 
     from ajet.record.logs import show_logs
@@ -29,7 +32,7 @@ def show_logs(level: str = "INFO") -> None:
 
 
 def warn(text: str) -> None:
-    """Print one line of warning."""
+    """Print one line of warning, as a log line."""
     from loguru import logger
 
     logger.warning(text)
@@ -37,11 +40,11 @@ def warn(text: str) -> None:
 
 @contextmanager
 def redirect_to_stderr(wanted: bool) -> Iterator[None]:
-    """Within the block, if `wanted`, print to standard error, because standard output is for JSON."""
+    """While the block runs, print the console's output to standard error if `wanted`: standard output is for JSON."""
     from ajet.record.console import console
 
-    before, console.stderr = console.stderr, wanted or console.stderr
+    was_stderr, console.stderr = console.stderr, wanted or console.stderr
     try:
         yield
     finally:
-        console.stderr = before
+        console.stderr = was_stderr

@@ -73,21 +73,22 @@ def sft(
     show_logs()
     settings = list(overrides or ())
     if data:
-        settings.append(f"ajet.sft.train_files=[{','.join(quote_value(str(each.absolute())) for each in data)}]")
+        settings.append(f"ajet.sft.train_files=[{','.join(quote_value(str(file.absolute())) for file in data)}]")
     settings += [f"ajet.sft.from_run={quote_value(str(from_run))}"] if from_run is not None else []
     settings += [f"ajet.model.path={quote_value(str(model))}"] if model is not None else []
     settings += [f"ajet.sft.objective={objective}"] if objective is not None else []
 
-    def loaded(more: list[str], on: str | None):  # type: ignore[no-untyped-def]
+    def load(more: list[str], on: str | None):  # type: ignore[no-untyped-def]
         if conf is None:
             return load_defaults(backbone=on, overrides=[*settings, *more], name="sft", exp_dir=exp_dir)
         return load_experiment(conf, backbone=on, overrides=[*settings, *more], exp_dir=exp_dir)
 
-    experiment = loaded([], backbone)
+    experiment = load([], backbone)
+    # What the YAML leaves open: `ajet sft` sets the objective, and trains on the backbone `local`.
     more = [] if experiment.ajet.sft.objective is not None else ["ajet.sft.objective=sft"]
     on = backbone or (None if "trains" in experiment.backbone.can else "local")
     if more or on != backbone:
-        experiment = loaded(more, on)
+        experiment = load(more, on)
 
     from ajet.commands.launch import launch as run
 
