@@ -174,6 +174,28 @@ def test_memory_of_the_task_is_a_limit(tmp_path: Path) -> None:
         play(task, "ask('?'); x = bytearray(200 << 20)")
 
 
+@pytest.mark.parametrize(
+    "fill",
+    ["os.write(os.memfd_create('x'), block)", "open(f'/dev/shm/{n}', 'wb').write(block)"],
+)
+def test_memory_outside_of_processes_is_limited(fill: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", toml="memory_mb = 64")
+    script = f"""
+    ask("?")
+    block = bytes(1 << 20)
+    try:
+        for n in range(200): {fill}
+    except OSError as error: print("refused:", error)
+    """
+    try:
+        output, _ = play(task, script)
+    except SandboxFailure as failure:
+        assert "memory was full" in str(failure)
+    else:
+        assert "refused: " in output.metadata["final_answer"]
+    assert list_containers() == []
+
+
 def test_processes_are_limited(tmp_path: Path) -> None:
     script = """
     import subprocess
