@@ -120,37 +120,37 @@ class ChainIndex:
         starts = (self._parse_link(offset) for offset in self._start_offsets.values())
         return [(int(start["step"]), str(start.get("files", {}).get("resolved.yaml", ""))) for start in starts]
 
-    def _find_lines(self, needle: bytes, wanted: Any) -> list[EpisodeLineLocation]:
+    def _find_lines(self, needle: bytes, is_wanted: Any) -> list[EpisodeLineLocation]:
         """Return the locations of the wanted episodes, in all links that contain some bytes.
 
         Args:
             needle: bytes that the JSON of a wanted episode contains; a fast search for them replaces parsing all links.
-            wanted: decides by an episode's `LinkedLine` whether it is wanted.
+            is_wanted: decides by an episode's `LinkedLine` whether it is wanted.
         """
         locations: list[EpisodeLineLocation] = []
         end = 0
         while (offset := self._text.find(needle, end, self._complete_end)) >= 0:
-            locations += [location for location in self._read_lines_at(offset) if wanted(location.line)]
+            locations += [location for location in self._read_lines_at(offset) if is_wanted(location.line)]
             end = self._text.find(b"\n", offset) + 1
             if not end:
                 break
         return locations
 
-    def _read_lines_at(self, at: int) -> Iterator[EpisodeLineLocation]:
+    def _read_lines_at(self, offset: int) -> Iterator[EpisodeLineLocation]:
         """Yield the locations of all episodes that a link lists.
 
         Args:
-            at: any byte offset within the link in the chain file.
+            offset: any byte offset within the link in the chain file.
         """
-        begin, _ = self._find_line_bounds(at)
+        begin, _ = self._find_line_bounds(offset)
         number = self._heads[bisect_left(self._heads, begin, key=lambda head: head.at)].link
         start = max((link for link in self._start_offsets if link <= number), default=0)
         try:
-            line_blocks = [LinkedLines.of(block) for block in self._parse_link(at).get("episodes", ())]
+            line_blocks = [LinkedLines.of(block) for block in self._parse_link(offset).get("episodes", ())]
             offsets_by_block = [
                 (lines, list(lines.places()))
                 for lines in line_blocks
-                if self._is_retained(at, parse_episode_step(lines.file))
+                if self._is_retained(offset, parse_episode_step(lines.file))
             ]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
@@ -168,14 +168,16 @@ class ChainIndex:
         step_heads = (head for head in self._heads if (head.kind, head.step) == ("step", step))
         return next((head for head in step_heads if self._is_retained(head.at, step)), None)
 
-    def _is_retained(self, at: int, step: int) -> bool:
+    def _is_retained(self, offset: int, step: int) -> bool:
         """True if no later resume discarded the step of a link.
 
         Args:
-            at: byte offset of the link.
+            offset: byte offset of the link.
             step: its step.
         """
-        return all(resume_offset < at or resumed_step >= step for resume_offset, resumed_step in self._resume_offsets)
+        return all(
+            resume_offset < offset or resumed_step >= step for resume_offset, resumed_step in self._resume_offsets
+        )
 
     def _read_heads(self) -> Iterator[_LinkHead]:
         """Yield the first fields of all links, in order. A link that cannot be parsed has the number 0 and no kind."""
@@ -190,12 +192,12 @@ class ChainIndex:
             )
             offset = end + 1
 
-    def _find_line_bounds(self, at: int) -> tuple[int, int]:
-        """Return the byte offsets (start, end) of the chain's line that contains the offset `at`."""
-        end = self._text.find(b"\n", at)
-        return self._text.rfind(b"\n", 0, at) + 1, len(self._text) if end < 0 else end
+    def _find_line_bounds(self, offset: int) -> tuple[int, int]:
+        """Return the byte offsets (start, end) of the chain's line that contains the offset `offset`."""
+        end = self._text.find(b"\n", offset)
+        return self._text.rfind(b"\n", 0, offset) + 1, len(self._text) if end < 0 else end
 
-    def _parse_link(self, at: int) -> dict[str, Any]:
-        """Parse the link that contains the byte offset `at`. Raises ValueError if it is damaged."""
-        begin, end = self._find_line_bounds(at)
+    def _parse_link(self, offset: int) -> dict[str, Any]:
+        """Parse the link that contains the byte offset `offset`. Raises ValueError if it is damaged."""
+        begin, end = self._find_line_bounds(offset)
         return parse_object(self._text[begin:end])

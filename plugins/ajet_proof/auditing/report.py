@@ -53,46 +53,46 @@ def print_audit(found: RunAudit | Trail, console: Console) -> None:
         console.print(line if isinstance(line, Table) else Text(printable(line)), soft_wrap=not isinstance(line, Table))
 
 
-def _count_episodes(found: RunAudit) -> int:
+def _count_episodes(audit: RunAudit) -> int:
     """Return the number of episodes that the chain of an audited run lists, or 0 without a chain."""
     return (
-        sum(len(line_block.lines) for line_blocks in found.state.files.values() for line_block in line_blocks)
-        if found.state
+        sum(len(line_block.lines) for line_blocks in audit.state.files.values() for line_block in line_blocks)
+        if audit.state
         else 0
     )
 
 
-def _format_run(found: RunAudit) -> Iterator[str]:
+def _format_run(audit: RunAudit) -> Iterator[str]:
     """Yield the screen lines of a run's audit: size of the chain, left-out episodes, changes, conclusion."""
-    state = found.state
-    if state is None and found.ok:
-        yield f"{found.run.name} has no chain, because it trained no step:"
+    state = audit.state
+    if state is None and audit.ok:
+        yield f"{audit.run.name} has no chain, because it trained no step:"
         yield "changes of its files cannot be detected. `ajet prove` derives its tokens again."
     if state is not None:
         yield (
-            f"{found.run.name}: {counted(state.links, 'link')}, {counted(len(state.steps), 'training step')}, "
-            f"{counted(_count_episodes(found), 'episode')}, {counted(len(state.rows), 'row')} of metrics, "
+            f"{audit.run.name}: {counted(state.links, 'link')}, {counted(len(state.steps), 'training step')}, "
+            f"{counted(_count_episodes(audit), 'episode')}, {counted(len(state.rows), 'row')} of metrics, "
             f"{counted(len(state.required), 'checkpoint')}"
         )
         yield f"head {state.head}"
-        yield from _describe_chain(found)
-    for altered_episode in found.altered[:MOST]:
+        yield from _describe_chain(audit)
+    for altered_episode in audit.altered[:MOST]:
         yield f"left out {altered_episode}"
-    if len(found.altered) > MOST:
-        yield f"and {len(found.altered) - MOST} more (--json lists all)"
-    for change in found.changes[:MOST]:
+    if len(audit.altered) > MOST:
+        yield f"and {len(audit.altered) - MOST} more (--json lists all)"
+    for change in audit.changes[:MOST]:
         yield f"changed  {change}"
-    if len(found.changes) > MOST:
-        yield f"and {len(found.changes) - MOST} more (--json lists all)"
-    if not found.ok:
-        yield f"{counted(len(found.changes), 'change')} found."
+    if len(audit.changes) > MOST:
+        yield f"and {len(audit.changes) - MOST} more (--json lists all)"
+    if not audit.ok:
+        yield f"{counted(len(audit.changes), 'change')} found."
     elif state is not None:
         yield "The record is as it was committed."
 
 
-def _describe_chain(found: RunAudit) -> Iterator[str]:
+def _describe_chain(audit: RunAudit) -> Iterator[str]:
     """Yield lines on the key of the chain, lines of killed processes, and removed files."""
-    state = found.state
+    state = audit.state
     assert state is not None
     if not state.key:
         yield f"Made without a key ({KEY}): anyone with write access to the folder can write a new chain."
@@ -107,23 +107,23 @@ def _describe_chain(found: RunAudit) -> Iterator[str]:
         yield f"Removed by `ajet gc` (digests are in the chain): {counted(len(state.removed), 'file')}."
 
 
-def _format_trail(found: Trail) -> Iterator[str | Table]:
+def _format_trail(trail: Trail) -> Iterator[str | Table]:
     """Yield the lines and the table that show the traced episodes and steps. A single episode is shown in detail."""
-    is_single = len({episode["uuid"] for episode in found.episodes}) == 1 and found.step is None
+    is_single = len({episode["uuid"] for episode in trail.episodes}) == 1 and trail.step is None
     if is_single:
         is_shown = False
-        for episode in found.episodes:
+        for episode in trail.episodes:
             yield from _format_episode(episode, is_repeated=is_shown)
             is_shown = is_shown or not (episode["as_committed"] is False or episode.get("gone"))
-    for step in found.steps:
+    for step in trail.steps:
         yield from _format_step(step)
-    if not found.steps:
+    if not trail.steps:
         yield "used     by no training step"
     if not is_single:
-        yield _build_episode_table(found)
-        if len(found.episodes) > MOST:
-            yield f"{MOST} of {len(found.episodes)} episodes (--json lists all)"
-        yield from _format_summary(found)
+        yield _build_episode_table(trail)
+        if len(trail.episodes) > MOST:
+            yield f"{MOST} of {len(trail.episodes)} episodes (--json lists all)"
+        yield from _format_summary(trail)
 
 
 def _format_episode(episode: dict[str, Any], *, is_repeated: bool) -> Iterator[str]:
@@ -194,13 +194,13 @@ def _format_step(step: dict[str, Any]) -> Iterator[str]:
         yield f"saved    first with step {first}{removed}; present: {_format_checkpoints(present)}"
 
 
-def _build_episode_table(found: Trail) -> Table:
+def _build_episode_table(trail: Trail) -> Table:
     """Build a table with one row per traced episode, at most MOST. A changed or removed episode has no values."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("episode", "task", "try", "calls", "tools", "reward", "step", "advantage", "trained", "line"):
         is_text = name in ("episode", "task")
         table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
-    for episode in found.episodes[:MOST]:
+    for episode in trail.episodes[:MOST]:
         line = f"{parse_episode_step(episode['file'])}:{episode['line']}"
         if episode["as_committed"] is False or episode.get("gone"):
             cells = [episode["uuid"][:8], "removed" if episode.get("gone") else "CHANGED", *[""] * 7, line]
@@ -217,17 +217,17 @@ def _build_episode_table(found: Trail) -> Table:
     return table
 
 
-def _format_summary(found: Trail) -> Iterator[str]:
+def _format_summary(trail: Trail) -> Iterator[str]:
     """Yield lines with the numbers of changed and unverified episodes, and the processes that ran them."""
-    changed = sum(episode["as_committed"] is False for episode in found.episodes)
-    unknown = sum(episode["as_committed"] is None for episode in found.episodes)
+    changed = sum(episode["as_committed"] is False for episode in trail.episodes)
+    unknown = sum(episode["as_committed"] is None for episode in trail.episodes)
     if changed:
         yield f"{counted(changed, 'episode')} not as committed."
     if unknown:
         yield f"{counted(unknown, 'episode')} without a chain, or removed: not verified."
     if not changed and not unknown:
-        yield f"{counted(len(found.episodes), 'episode')}, each as committed."
-    players = {_format_player(episode) for episode in found.episodes if not episode.get("gone")} - {""}
+        yield f"{counted(len(trail.episodes), 'episode')}, each as committed."
+    players = {_format_player(episode) for episode in trail.episodes if not episode.get("gone")} - {""}
     for player in sorted(players):
         yield f"played{player}"
 

@@ -170,13 +170,13 @@ class StepChecker:
             if episode.ending and episode.status != "aborted":
                 yield f"episode {episode.uuid} ended normally but has a reason ({episode.ending})"
 
-    def _check_groups(self, split: str, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+    def _check_groups(self, split: str, recorded: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         """Yield a message for each group with missing or repeated attempts, several positions or several tasks.
 
         A group may be incomplete if clients sampled it, or if the evaluation can still continue.
         """
         expected = choose_repeats(self._settings, split)  # type: ignore[arg-type] # a file's name says a split
-        for name, members in _group_episodes(found).items():
+        for name, members in _group_episodes(recorded).items():
             # A complete group has each attempt once, an incomplete one none twice.
             repeats = sorted(episode.repeat for episode, _ in members)
             is_complete = members[0][0].uuid[12:13] == NAMED_BY_RUN and not self._is_unfinished
@@ -187,10 +187,10 @@ class StepChecker:
             if any(episode.task != members[0][0].task for episode, _ in members):
                 yield f"group {name} has several tasks"
 
-    def _check_positions(self, split: str, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+    def _check_positions(self, split: str, recorded: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         """Yield a message for each episode whose task differs from an earlier episode at the same position of its
         epoch."""
-        for episode, _ in found:
+        for episode, _ in recorded:
             if episode.order < 0:
                 continue
             count = self._epoch_size if split == "train" and self._epoch_size else episode.order + 1
@@ -221,14 +221,14 @@ class StepChecker:
                 if rank >= next_rank:
                     yield f"task {task_id} is not at place {index} of epoch {int(epoch[6:]) + 1} by this seed"
 
-    def _check_credit(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+    def _check_credit(self, step: int, recorded: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         """Yield a message for each number of a step's credit and metrics that does not follow from its episodes.
 
         A step that cannot be recomputed is counted in `unheld` by reason. A right step is registered for the check of
         its loss.
         """
-        outcomes = {episode.uuid: outcome for episode, outcome in found}
-        groups = _build_groups(found)
+        outcomes = {episode.uuid: outcome for episode, outcome in recorded}
+        groups = _build_groups(recorded)
         discard_reasons = _list_discard_reasons(groups, outcomes)
         trained_groups = _select_trained_groups(groups, outcomes)
         row = self._row_of_step.get(step)
@@ -403,21 +403,21 @@ class StepChecker:
         return (self._run / "episodes" / name).exists()
 
 
-def _group_episodes(found: Sequence[tuple[Episode, Outcome]]) -> dict[str, list[tuple[Episode, Outcome]]]:
+def _group_episodes(recorded: Sequence[tuple[Episode, Outcome]]) -> dict[str, list[tuple[Episode, Outcome]]]:
     """Group the episodes of a file by group name, and sort each group by repeat number."""
     groups: dict[str, list[tuple[Episode, Outcome]]] = defaultdict(list)
-    for episode, outcome in found:
+    for episode, outcome in recorded:
         groups[episode.group].append((episode, outcome))
     for members in groups.values():
         members.sort(key=lambda member: member[0].repeat)
     return groups
 
 
-def _build_groups(found: Sequence[tuple[Episode, Outcome]]) -> list[Group]:
+def _build_groups(recorded: Sequence[tuple[Episode, Outcome]]) -> list[Group]:
     """Build the groups of a file's episodes as in training, each with its task and position."""
     return [
         Group(members[0][0].task, members[0][0].order, [episode for episode, _ in members])
-        for members in _group_episodes(found).values()
+        for members in _group_episodes(recorded).values()
     ]
 
 

@@ -105,15 +105,15 @@ def _find_run_folder(file: Path) -> Path:
     )
 
 
-def _find_episodes(beginning: str, root: Path) -> Iterator[tuple[str, Path]]:
+def _find_episodes(uuid_prefix: str, root: Path) -> Iterator[tuple[str, Path]]:
     # Only lines that contain the letters after a quote are parsed.
     """Yield (uuid, file) of each episode in any run below `root` whose uuid begins with some letters."""
-    needle = f'"{beginning}'.encode()
+    needle = f'"{uuid_prefix}'.encode()
     for file in sorted(root.rglob("episodes/step-*.jsonl")):
         try:
             with open_record_file(file) as lines:
                 while (line := next_line(lines)).endswith(b"\n"):
-                    if needle in line and (uuid := str(parse_object(line)["uuid"])).startswith(beginning):
+                    if needle in line and (uuid := str(parse_object(line)["uuid"])).startswith(uuid_prefix):
                         yield uuid, file
         except (OSError, ValueError, KeyError):
             continue  # the rest of a damaged file, which may be another run's

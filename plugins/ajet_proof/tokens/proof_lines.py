@@ -61,19 +61,19 @@ def prove_structure(
 
 
 def _find_missing_reference(
-    calls: Sequence[Call], at: int, call: Call, messages: Sequence[dict[str, Any]], tools: Sequence[Any]
+    calls: Sequence[Call], call_index: int, call: Call, messages: Sequence[dict[str, Any]], tools: Sequence[Any]
 ) -> str | None:
     """Describe a call's reference to a missing call, message or tool list, or return None.
 
     Args:
-        at: index at which the call stands in `calls`.
+        call_index: index at which the call stands in `calls`.
     """
-    if call.index != at:
+    if call.index != call_index:
         return f"this call is missing: the record continues with call {call.index}"
     if call.parent is None and call.prefix:
         return f"it shares {call.prefix} tokens with no call"
     if call.parent is not None:
-        if not 0 <= call.parent < at:
+        if not 0 <= call.parent < call_index:
             return f"it shares its beginning with call {call.parent}, which is not earlier"
         parent = calls[call.parent]
         if call.prefix > count_prompt_tokens(parent) + parent.response_ids.size:
@@ -408,6 +408,6 @@ def _find_path(tree: Tree, last: int) -> Any:
     return tree.start + np.flatnonzero(np.isin(tree.segment_of[: last + 1 - tree.start], segments))
 
 
-def _make_wrong_token(sample: Sample, position: int, what: str) -> WrongToken:
+def _make_wrong_token(sample: Sample, position: int, problem: str) -> WrongToken:
     """Make a finding at a position of a sample's timeline, with the call that the token belongs to."""
-    return WrongToken(sample.episode, _find_owning_call(sample.timeline, position), position, what)
+    return WrongToken(sample.episode, _find_owning_call(sample.timeline, position), position, problem)
