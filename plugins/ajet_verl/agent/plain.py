@@ -258,18 +258,18 @@ def _open_sessions(name: str, workflow: type[Any], made_with: Mapping[str, Any])
         return _sessions[key]
 
 
-def _bind_arguments(workflow: type[Any], own: Mapping[str, Any], number: int) -> type[Any]:
+def _bind_arguments(workflow: type[Any], arguments: Mapping[str, Any], number: int) -> type[Any]:
     """Return a subclass of the workflow that needs no constructor arguments.
 
     Args:
-        own: the constructor arguments to bind.
+        arguments: the constructor arguments to bind.
         number: makes the subclass's name unique in the process.
     """
-    if not own:
+    if not arguments:
         return workflow
 
     def init_with_arguments(self: Any) -> None:
-        workflow.__init__(self, **own)
+        workflow.__init__(self, **arguments)
 
     return type(
         f"{workflow.__name__}_{number}",

@@ -229,27 +229,29 @@ def _merged_sections(experiment: Experiment) -> dict[str, Any]:
     return merged
 
 
-def _join_sections(one: Any, other: Any, path: tuple[str, ...], experiment: Experiment) -> Any:
+def _join_sections(verl_section: Any, top_section: Any, path: tuple[str, ...], experiment: Experiment) -> Any:
     """Merge two sections that both set verl's keys, at the same path.
 
     Args:
-        one: the section below `verl:`.
-        other: the section at the YAML's top level.
+        verl_section: the section below `verl:`.
+        top_section: the section at the YAML's top level.
         path: path of the section, for errors.
 
     Raises:
         ConfigError: both set a key to different values.
     """
-    if isinstance(one, dict) and isinstance(other, dict):
+    if isinstance(verl_section, dict) and isinstance(top_section, dict):
         shared_keys = {
-            name: _join_sections(one[name], other[name], (*path, name), experiment) for name in one if name in other
+            name: _join_sections(verl_section[name], top_section[name], (*path, name), experiment)
+            for name in verl_section
+            if name in top_section
         }
-        return {**one, **other, **shared_keys}
-    if one == other:
-        return one
+        return {**verl_section, **top_section, **shared_keys}
+    if verl_section == top_section:
+        return verl_section
     key = ".".join(path)
     raise ConfigError(
-        f"{key} is {other!r} and verl.{key} is {one!r}.",
+        f"{key} is {top_section!r} and verl.{key} is {verl_section!r}.",
         where=" and ".join(experiment.layers.locate(key_path, value=True) for key_path in (path, ("verl", *path))),
         expected="one of the two",
     )

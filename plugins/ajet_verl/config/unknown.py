@@ -125,26 +125,28 @@ def refuse_unknown(
         raise join_errors(refused)
 
 
-def _list_unlisted(node: Mapping[str, Any], known: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[_UnlistedKey]:
+def _list_unlisted(
+    node: Mapping[str, Any], listed: Mapping[str, Any], section_path: tuple[str, ...]
+) -> Iterator[_UnlistedKey]:
     """Yield each key of the user's sections that verl's composed config lacks.
 
     Args:
         node: a section of the user.
-        known: the same section in verl's composed config.
-        at: path of the section.
+        listed: the same section in verl's composed config.
+        section_path: path of the section.
     """
     for name, value in node.items():
-        path = (*at, str(name))
-        if name not in known:
-            siblings = tuple(str(key) for key in known if not str(key).startswith(("_", "ajet_")))
-            yield _UnlistedKey(path, siblings, str(known.get("_target_") or ""))
-        elif isinstance(value, Mapping) and _is_closed(str(name), known[name]):
-            yield from _list_unlisted(value, known[name], path)
+        path = (*section_path, str(name))
+        if name not in listed:
+            siblings = tuple(str(key) for key in listed if not str(key).startswith(("_", "ajet_")))
+            yield _UnlistedKey(path, siblings, str(listed.get("_target_") or ""))
+        elif isinstance(value, Mapping) and _is_closed(str(name), listed[name]):
+            yield from _list_unlisted(value, listed[name], path)
 
 
-def _is_closed(name: str, known: Any) -> bool:
+def _is_closed(name: str, listed: Any) -> bool:
     """True if a section accepts only listed keys: it lists some, and is not passed on to another library."""
-    return isinstance(known, Mapping) and bool(known) and not _HANDED_ON.fullmatch(name)
+    return isinstance(listed, Mapping) and bool(listed) and not _HANDED_ON.fullmatch(name)
 
 
 def _build_error(
@@ -195,10 +197,10 @@ def find_nearest(path: tuple[str, ...], siblings: tuple[str, ...], known: Mappin
     )
 
 
-def _list_paths(node: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _list_paths(node: Mapping[str, Any], section_path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yield the paths of all keys of a nested mapping, sections included."""
     for name, value in node.items():
-        path = (*at, str(name))
+        path = (*section_path, str(name))
         yield path
         if isinstance(value, Mapping):
             yield from _list_paths(value, path)
