@@ -147,22 +147,22 @@ def find_section_errors(experiment: Experiment, wanted: str) -> Iterator[ConfigE
 
 def _find_unknown(
     experiment: Experiment,
-    users: Mapping[str, Any],
-    known: Mapping[str, Mapping[str, str]],
-    kind: str,
-    at: tuple[str, ...],
+    section: Mapping[str, Any],
+    fields_by_class: Mapping[str, Mapping[str, str]],
+    class_name: str,
+    section_path: tuple[str, ...],
 ) -> Iterator[ConfigError]:
     """Yield an error for each key of the user's section that Trinity's dataclass of the section lacks.
 
     Args:
-        users: the section, or one nested in it.
-        known: the fields of Trinity's dataclasses, by class name.
-        kind: name of the section's dataclass.
-        at: path of the section.
+        section: the section, or one nested in it.
+        fields_by_class: the fields of Trinity's dataclasses, by class name.
+        class_name: name of the section's dataclass.
+        section_path: path of the section.
     """
-    fields = known[kind]
-    for name, value in users.items():
-        path = (*at, str(name))
+    fields = fields_by_class[class_name]
+    for name, value in section.items():
+        path = (*section_path, str(name))
         if name not in fields:
             similar = get_close_matches(str(name), fields, 1)
             yield ConfigError(
@@ -171,8 +171,8 @@ def _find_unknown(
                 expected=", ".join(sorted(fields)),
                 do=f"did you mean {similar[0]}?" if similar else "",
             )
-        elif isinstance(value, Mapping) and fields[name] in known:
-            yield from _find_unknown(experiment, value, known, fields[name], path)
+        elif isinstance(value, Mapping) and fields[name] in fields_by_class:
+            yield from _find_unknown(experiment, value, fields_by_class, fields[name], path)
 
 
 @lru_cache(maxsize=1)
