@@ -138,10 +138,10 @@ def _build_histogram(steps: Mapping[int, list[float | None]]) -> dict[str, Any]:
     return {"bins": bins, "columns": columns}
 
 
-def _make_bins(known: list[float]) -> list[tuple[float, float]]:
+def _make_bins(rewards: list[float]) -> list[tuple[float, float]]:
     """Return a bin (value, value) for each of a few distinct, sorted rewards, or BINS bins of equal width."""
-    if len(known) <= DISTINCT:
-        return [(value, value) for value in known]
-    low, high = known[0], known[-1]
+    if len(rewards) <= DISTINCT:
+        return [(value, value) for value in rewards]
+    low, high = rewards[0], rewards[-1]
     edges = [low + (high - low) * (index / BINS) for index in range(BINS)] + [high]
     return list(zip(edges[:-1], edges[1:], strict=True))
