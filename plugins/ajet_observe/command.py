@@ -156,24 +156,24 @@ def _find_left_sessions(folder: Path) -> list[Path]:
     return session_files
 
 
-def _parse_endpoint(given: str) -> str:
+def _parse_endpoint(text: str) -> str:
     """Return the endpoint's URL up to /v1. Raises UserError if it is no HTTP URL, or contains a user or a query."""
     # A user or a query may contain a password or a key, so such a URL is not repeated in the error.
-    may_hold_secret = "@" in given or "?" in given
+    may_hold_secret = "@" in text or "?" in text
     try:
-        parts = urlsplit(given)
+        parts = urlsplit(text)
     except ValueError:  # urlsplit refuses unmatched brackets
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
         raise UserError(
             "The endpoint's URL must not contain a user or a query."
             if may_hold_secret
-            else f"{given} is not the URL of an endpoint.",
+            else f"{text} is not the URL of an endpoint.",
             where="--endpoint",
             expected="a URL such as http://127.0.0.1:8000/v1",
-            do="" if may_hold_secret or "://" in given else f"did you mean http://{given}?",
+            do="" if may_hold_secret or "://" in text else f"did you mean http://{text}?",
         )
-    url = given.rstrip("/")
+    url = text.rstrip("/")
     return url if parts.path.strip("/") else f"{url}/v1"
 
 
