@@ -115,16 +115,16 @@ def list_agents(built: Any) -> list[Any]:
     return list(agents.values())
 
 
-def _collect_agents(part: Any, found: dict[int, Any]) -> None:
-    """Add the agents in an Agent, a Swarm, or a nested list of these to `found`, by identity."""
-    if isinstance(part, BaseAgent):
-        found.setdefault(id(part), part)
-    elif isinstance(part, Swarm):
-        for member in (part.topology, part.register_agents, part.builder.root_agent):
-            _collect_agents(member, found)
-    elif isinstance(part, (list, tuple)):
-        for member in part:
-            _collect_agents(member, found)
+def _collect_agents(node: Any, agents: dict[int, Any]) -> None:
+    """Add the agents in an Agent, a Swarm, or a nested list of these to `agents`, by identity."""
+    if isinstance(node, BaseAgent):
+        agents.setdefault(id(node), node)
+    elif isinstance(node, Swarm):
+        for member in (node.topology, node.register_agents, node.builder.root_agent):
+            _collect_agents(member, agents)
+    elif isinstance(node, (list, tuple)):
+        for member in node:
+            _collect_agents(member, agents)
 
 
 def bind_agents(agents: Iterable[Any], addresses: Collection[str], tuner: ModelTuner) -> None:
