@@ -35,60 +35,69 @@ class ArchivedRun:
 
     @classmethod
     def archive_run(cls, folder: Path, checkpoints: Iterable[Path]) -> ArchivedRun:
-        """Rename the run folder and external checkpoint folders to the first free EXPERIMENT.old-N, or change nothing.
+        """Rename the run folder and its external checkpoint folders to the first free EXPERIMENT.old-N.
+
+        If a rename fails, the earlier ones are undone.
+
+        Args:
+            folder: The run folder.
+            checkpoints: Folders that may hold the run's checkpoints. Those inside the run folder move with it.
 
         Raises:
-            OSError: the run folder cannot be renamed.
-            UserError: an external checkpoint folder cannot be renamed.
+            OSError: The run folder cannot be renamed.
+            UserError: An external checkpoint folder cannot be renamed.
         """
-        within = (folder, folder.resolve())
-        outside = tuple(
+        run_paths = (folder, folder.resolve())
+        outside_folders = tuple(
             checkpoint
             for checkpoint in dict.fromkeys(checkpoints)
             if checkpoint.is_dir()
             and not any(
-                place.is_relative_to(own_file)
-                for place, own_file in zip((checkpoint, checkpoint.resolve()), within, strict=True)
+                path.is_relative_to(run_path)
+                for path, run_path in zip((checkpoint, checkpoint.resolve()), run_paths, strict=True)
             )
         )
         number = 1
-        while any(each.with_name(f"{folder.name}.old-{number}").exists() for each in (folder, *outside)):
+        while any(path.with_name(f"{folder.name}.old-{number}").exists() for path in (folder, *outside_folders)):
             number += 1
-        archived = cls(folder, folder.with_name(f"{folder.name}.old-{number}"), outside)
+        archived = cls(folder, folder.with_name(f"{folder.name}.old-{number}"), outside_folders)
         write_atomically(
-            folder / MARK_FILE, json.dumps({"checkpoints": [str(each) for each in outside]}) + "\n", sync=True
+            folder / MARK_FILE, json.dumps({"checkpoints": [str(path) for path in outside_folders]}) + "\n", sync=True
         )
         os.replace(folder, archived.old)
-        for each in outside:
+        for checkpoint_folder in outside_folders:
             try:
-                os.replace(each, archived.archived_path(each))
+                os.replace(checkpoint_folder, archived.archived_path(checkpoint_folder))
             except OSError as error:  # for example a mount point, or another user's folder
                 archived.restore_run()
                 raise UserError(
                     f"The checkpoints of the earlier run {folder.name} cannot be moved out of the way: "
                     f"{error.strerror}.",
-                    where=str(each),
-                    expected=f"a folder that this user may rename to {archived.archived_path(each).name}",
+                    where=str(checkpoint_folder),
+                    expected=f"a folder that this user may rename to {archived.archived_path(checkpoint_folder).name}",
                     do="move the folder away yourself, or set another ajet.experiment_name",
                 ) from error
         return archived
 
     @classmethod
     def find_archived(cls, folder: Path) -> ArchivedRun | None:
-        """Return the archived run of `folder` if the run in `folder` has no result yet, else None."""
+        """Return the archived run of `folder` whose replacement in `folder` has no result yet, or None.
+
+        The mark in the archived folder says so; `remove_mark` deletes it at the first result.
+        """
         pattern = re.compile(re.escape(folder.name) + r"\.old-(\d+)")
-        marked = [
+        marked_folders = [
             path
             for path in folder.parent.glob("*.old-*")
             if pattern.fullmatch(path.name) and (path / MARK_FILE).exists()
         ]
-        if not marked:
+        if not marked_folders:
             return None
-        old = max(marked, key=lambda path: int(path.name.rpartition("-")[2]))
+        old = max(marked_folders, key=lambda path: int(path.name.rpartition("-")[2]))
         with suppress(ValueError, TypeError, KeyError):  # a damaged mark, or one that names no folder of this run's
-            outside = tuple(Path(each) for each in read_json(old / MARK_FILE)["checkpoints"])
-            if all(each.is_absolute() and each.name == folder.name for each in outside):
-                return cls(folder, old, outside)
+            outside_folders = tuple(Path(path) for path in read_json(old / MARK_FILE)["checkpoints"])
+            if all(path.is_absolute() and path.name == folder.name for path in outside_folders):
+                return cls(folder, old, outside_folders)
         return None
 
     def archived_path(self, outside: Path) -> Path:
@@ -97,21 +106,24 @@ class ArchivedRun:
 
     @property
     def moves(self) -> list[tuple[Path, Path]]:
-        """(original path, present path) of each renamed folder."""
+        """(original path, present path) of the renamed run folder and of each external checkpoint folder."""
         return [(self.folder, self.old), *((folder, self.archived_path(folder)) for folder in self.checkpoint_folders)]
 
     @property
     def is_restorable(self) -> bool:
-        """True if no original checkpoint path is occupied again by other checkpoints."""
+        """True if the external checkpoint folders can be renamed back: no other folder has taken an original path."""
         return not any(folder.exists() and self.archived_path(folder).exists() for folder in self.checkpoint_folders)
 
     @property
     def removal_path(self) -> Path:
-        """Temporary name for the folder of the unused start until removal is finished."""
+        """Temporary path of the folder of a start without a result, while that folder is being deleted."""
         return self.folder.with_name(f".{self.folder.name}.gone")
 
     def next_ended_path(self) -> Path:
-        """Return a free path for the folder of the start that ended early. The log may explain why."""
+        """Return a free path EXPERIMENT.ended-N for the folder of a start without a result.
+
+        Its log may say why it ended.
+        """
         number = 1
         while (path := self.folder.with_name(f"{self.folder.name}.ended-{number}")).exists():
             number += 1

@@ -80,20 +80,20 @@ def tags_of(metadata: Mapping[str, Any], keys: Sequence[str] = TAG_KEYS) -> list
     for key in keys:
         value = metadata.get(key)
         prefix = "" if key in TAG_KEYS else f"{key}="
-        for each in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(each, (str, int, float, bool)):
-                tags.append(f"{prefix}{each}")
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(item, (str, int, float, bool)):
+                tags.append(f"{prefix}{item}")
     return list(dict.fromkeys(tags))
 
 
 def read_attempts(path: Path, *, judge_inputs: bool = False) -> list[AttemptRecord]:
-    """Read the attempts of one episode file, sorted by order and repeat, or [] without a file.
+    """Return the attempts of one episode file, sorted by order and repeat, or [] without a file.
 
     Args:
-        judge_inputs: read tool results and the last reply too; a judge gets both besides the workflow's output.
+        judge_inputs: Read tool results and the last reply too, which a judge gets besides the workflow's output.
 
     Raises:
-        UserError: a line is damaged.
+        UserError: A line is damaged.
     """
     by_uuid: dict[str, AttemptRecord] = {}
     for number, row in enumerate(read_rows(path), 1):
@@ -105,18 +105,19 @@ def read_attempts(path: Path, *, judge_inputs: bool = False) -> list[AttemptReco
                 where=f"{path}:{number}",
                 do="restore the file from a copy",
             ) from error
-        by_uuid[attempt.uuid] = attempt
+        by_uuid[attempt.uuid] = attempt  # an attempt may be recorded twice; the later line counts
     return sorted(by_uuid.values(), key=lambda attempt: (attempt.order, attempt.repeat))
 
 
 def decode_attempt(row: dict[str, Any], *, judge_inputs: bool = False) -> AttemptRecord:
-    """Decode an episode's line.
+    """Return the attempt of an episode's JSON line, without its token arrays.
 
     Args:
-        judge_inputs: read tool results and the last reply too.
+        row: The parsed line.
+        judge_inputs: Read tool results and the last reply too.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is no line of an episode.
+        KeyError, TypeError, ValueError, AttributeError: The line is no episode.
     """
     require_schema(row)
     calls = row["calls"]
@@ -125,6 +126,7 @@ def decode_attempt(row: dict[str, Any], *, judge_inputs: bool = False) -> Attemp
     failure = Failure(**row["failure"]) if row["failure"] else None
     verdict = decode_verdict(row["verdict"]) if row["verdict"] else None
     task = Task(**row["task"])
+    # The rules for scored, succeeded and left out are Episode's.
     episode = Episode(
         uuid=row["uuid"], task=task, repeat=row["repeat"], step=row["step"], split=row["split"],
         order=row.get("order", -1), status=row["status"], ending=row.get("ending", ""), failure=failure,
@@ -159,7 +161,10 @@ def decode_attempt(row: dict[str, Any], *, judge_inputs: bool = False) -> Attemp
 
 
 def has_success_verdicts(attempts: Iterable[AttemptRecord]) -> bool:
-    """True if success was judged. A reward alone does not decide success."""
+    """Return True if success was judged, so that a success rate can be reported.
+
+    A reward alone does not decide success. If all attempts failed, each of them is no success.
+    """
     counted = [attempt for attempt in attempts if not attempt.left_out]
     return any(attempt.judged and not attempt.failure for attempt in counted) or (
         bool(counted) and all(attempt.failure for attempt in counted)

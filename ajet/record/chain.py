@@ -51,7 +51,7 @@ class LinkedLine(NamedTuple):
 
 
 class LinkedLines(NamedTuple):
-    """Consecutive lines of one episode file that one write appended."""
+    """Consecutive lines of one episode file, as one write appended them and a link of the chain lists them."""
 
     file: str  # below the run's folder
     first: int
@@ -62,20 +62,24 @@ class LinkedLines(NamedTuple):
     lines: Sequence[LinkedLine]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the lines as JSON values for a link."""
+        """Return the lines as JSON values, for a link of the chain."""
         entry = {"file": self.file, "first": self.first, "at": self.at, "blob_at": self.blob_at}
         return entry | {"lines": [list(line) for line in self.lines]}
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> LinkedLines:
-        """Return the lines stored in a link. Raises KeyError, TypeError or ValueError for invalid values."""
+        """Return the lines listed in a link of the chain.
+
+        Raises:
+            KeyError, TypeError, ValueError: The values are invalid.
+        """
         if _EPISODE_FILE.fullmatch(entry["file"]) is None:
             raise ValueError("it names a file without episodes")
         lines = [LinkedLine(*line) for line in entry["lines"]]
         return cls(entry["file"], entry["first"], entry["at"], entry["blob_at"], lines)
 
     def places(self) -> Iterator[tuple[LinkedLine, int, int]]:
-        """Yield each line with the byte offsets of the line and of the arrays."""
+        """Yield each line with its byte offset in the episode file and that of its arrays in the `.bin` file."""
         offset, blob_offset = self.at, self.blob_at
         for line in self.lines:
             yield line, offset, blob_offset
@@ -88,37 +92,45 @@ def digest_of(data: bytes) -> str:
 
 
 def linked_line(uuid: str, task: str, line: str, packed: bytes) -> LinkedLine:
-    """Return the entry of a link for an episode.
+    """Return digests and lengths of an episode's line and arrays, as a link of the chain lists them.
 
     Args:
         line: The episode's JSON without a newline.
-        packed: The episode's arrays as written.
+        packed: The episode's compressed arrays, as written to the `.bin` file.
     """
     data = line.encode() + b"\n"
     return LinkedLine(uuid, task, len(data), digest_of(data), len(packed), digest_of(packed))
 
 
 def chain_key() -> bytes | None:
-    """Return the key in `AJET_AUDIT_KEY`, or None."""
+    """Return the key that signs the chain, from the environment variable `AJET_AUDIT_KEY`, or None without one."""
     return os.environ.get(KEY, "").strip().encode() or None
 
 
 def key_name(key: bytes) -> str:
-    """Return a short name of a key that reveals no part of the key."""
+    """Return 8 hexadecimal digits that name a key without revealing any part of it."""
     return hmac.new(key, b"the name of this key", "sha256").hexdigest()[:8]
 
 
 def link_digest(body: bytes, key: bytes | None) -> str:
-    """Return the digest of a link's body (the link without the digest)."""
+    """Return the digest of a link's body: an HMAC with the key, or SHA-256 without a key.
+
+    Args:
+        body: The link's JSON without its last entry, the digest.
+    """
     return hmac.new(key, body, "sha256").hexdigest() if key else hashlib.sha256(body).hexdigest()
 
 
 def split_link(line: bytes) -> tuple[bytes, str]:
-    """Split a link into body and digest. Raises ValueError."""
-    body, separator, rest = line.rpartition(_OWN)
-    if not separator or not rest.endswith(b'"}\n'):
+    """Return (body, digest) of a link's line. The body is the link's JSON without the digest.
+
+    Raises:
+        ValueError: The line has no digest at its end.
+    """
+    body, separator, digest_end = line.rpartition(_OWN)
+    if not separator or not digest_end.endswith(b'"}\n'):
         raise ValueError("its own digest is missing")
-    return body + b"}", rest[:-3].decode()
+    return body + b"}", digest_end[:-3].decode()
 
 
 @dataclass(slots=True)
@@ -132,11 +144,16 @@ class ChainHead:
 
 
 class Chain:
-    """The chain of one run. Only the lock holder appends. Thread-safe."""
+    """The chain of one run, which lists the digests of the records in order. Thread-safe.
+
+    Only the process that holds the run's lock appends links.
+    """
 
     def __init__(self, folder: Path, *, key: bytes | None = None) -> None:
-        """Open the chain of the run in `folder`. Raises UserError if its end is damaged, or if it was made with another
-        key.
+        """Open the chain of the run in `folder`.
+
+        Raises:
+            UserError: The last link is damaged, or was signed with another key.
         """
         self.path = folder / FILE
         self._key, self._name = key, key_name(key) if key else ""
@@ -164,24 +181,25 @@ class Chain:
         return self._last_link.links > 0
 
     def note_lines(self, lines: LinkedLines) -> None:
-        """Remember appended episode lines until the next link."""
+        """Store appended episode lines for the next link of the chain."""
         with self._lock:
             self._lines.append(lines)
 
     def note_row(self, line: str) -> None:
-        """Remember the digest of a metrics row until the next link."""
+        """Store the digest of an appended metrics row for the next link of the chain."""
         with self._lock:
             self._row_digests.append(digest_of(line.encode() + b"\n"))
 
     def commit(self, kind: str, step: int, **more: Any) -> None:
-        """Append a link with all remembered lines and rows. The link is on disk on return.
+        """Append a link with all stored lines and row digests. The link is on disk on return.
 
         Args:
             kind: Kind of the event, such as "step" or "checkpoint".
+            step: Training step of the event.
             more: Further JSON values of the link.
 
         Raises:
-            UserError: the disk is full.
+            UserError: The disk is full.
         """
         with self._lock:
             link: dict[str, Any] = {"link": self._last_link.links + 1, "kind": kind, "step": step, **more}
@@ -214,19 +232,23 @@ class Chain:
                 raise
 
     def commit_noted(self, step: int) -> None:
-        """Append a link with the remembered lines and rows, if there are any."""
+        """Append a link of the kind "record" if lines or rows are stored, else do nothing."""
         if self._lines or self._row_digests:
             self.commit("record", step)
 
     def commit_end(self, step: int, outcome: str) -> None:
-        """Append a link with the remembered lines and rows, then a link for the end of the process."""
+        """Append the link that ends the process, after a link with the lines and rows still stored.
+
+        Args:
+            outcome: How the process ended.
+        """
         self.commit_noted(step)
-        if not self._lines and not self._row_digests:
+        if not self._lines and not self._row_digests:  # no end while records are unlinked
             self.commit("end", step, outcome=outcome)
 
 
 def has_saved_checkpoint(folder: Path) -> bool:
-    """True if the chain records a saved checkpoint."""
+    """Return True if the chain of the run in `folder` lists a saved checkpoint, or is damaged."""
     if not has_record_file(folder / FILE):
         return False
     with open_record_file(folder / FILE) as file:
@@ -237,25 +259,28 @@ def has_saved_checkpoint(folder: Path) -> bool:
 
 
 def last_link(path: Path) -> ChainHead:
-    """Return the last link of the chain in `path`, or an empty ChainHead without a chain.
+    """Return number, digest and key name of the last complete link in the chain's file, or an empty ChainHead.
 
-    Raises UserError for a damaged link.
+    Reads only the end of the file.
+
+    Raises:
+        UserError: The last link is damaged.
     """
     try:
-        opened = open_record_file(path)
+        chain_file = open_record_file(path)
     except FileNotFoundError:
         return ChainHead()
-    with opened as file:
+    with chain_file as file:
         size = end = file.seek(0, os.SEEK_END)
         tail = b""
         while end > 0 and tail.count(b"\n") < 3:  # a last line may be unfinished: it was never there
             start = max(0, end - max(1 << 16, size - end))
             file.seek(start)
             tail, end = file.read(size - start), start
-    complete = tail[: tail.rfind(b"\n") + 1]
-    if not complete:
+    complete_lines = tail[: tail.rfind(b"\n") + 1]
+    if not complete_lines:
         return ChainHead()
-    line = complete[complete.rfind(b"\n", 0, -1) + 1 :]
+    line = complete_lines[complete_lines.rfind(b"\n", 0, -1) + 1 :]
     try:
         link = parse_object(line)
         return ChainHead(int(link["link"]), split_link(line)[1], str(link.get("key", "")))
@@ -286,22 +311,26 @@ def stray_lines(folder: Path, file: str, first: int, at: int, blob_at: int) -> L
         return None
     with open_record_file(path) as text, open_record_file(path.with_suffix(".bin")) as blobs:
         text.seek(at)
-        end = blob_at
+        blob_end = blob_at
         while (line := next_line(text)).endswith(b"\n"):
             try:
                 row = parse_object(line)
                 blob, uuid, task = row["blob"], row["uuid"], row["task"]["task_id"]
-                packed = read_record_part(blobs, end, blob["length"])
-                if blob["offset"] != end or zlib.crc32(packed) != blob["crc32"]:
+                packed = read_record_part(blobs, blob_end, blob["length"])
+                if blob["offset"] != blob_end or zlib.crc32(packed) != blob["crc32"]:
                     break
             except (ValueError, KeyError, TypeError):
                 break
-            end += len(packed)
+            blob_end += len(packed)
             lines.append(linked_line(uuid, task, line[:-1].decode(), packed))
     return LinkedLines(file, first, at, blob_at, lines) if lines else None
 
 
 def links_of(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the complete lines of a chain. Raises ValueError for a line over the size limit."""
+    """Yield the complete lines of an open chain file, without an unfinished last line.
+
+    Raises:
+        ValueError: A line is over the size limit.
+    """
     while (line := next_line(file)).endswith(b"\n"):
         yield line

@@ -35,16 +35,18 @@ PACKAGES = ("torch", "transformers", "vllm", "verl", "ray")
 def start_facts(
     folder: Path, run_id: str, experiment: Experiment, base: Checkpoint | None, checkpoints: Path
 ) -> dict[str, Any]:
-    """Return the facts of a process that has opened the run's folder, for the link of its start.
+    """Return what the link of a start records: process, versions, digests of the settings, and the base checkpoint.
 
     Args:
-        base: checkpoint to continue from. None: no checkpoint.
-        checkpoints: checkpoint folder of the run.
+        folder: The run's folder.
+        run_id: Identity of the run.
+        base: Checkpoint to continue from. None: no checkpoint.
+        checkpoints: Checkpoint folder of the run.
     """
-    me, settings = ProcessIdentity.of(os.getpid()), experiment.ajet
+    process, settings = ProcessIdentity.of(os.getpid()), experiment.ajet
     facts: dict[str, Any] = {
         "run": run_id,
-        "process": {"pid": me.pid, "host": me.host, "started": me.started},
+        "process": {"pid": process.pid, "host": process.host, "started": process.started},
         "backbone": settings.backbone,
         "engine": settings.rollout.engine,
         "versions": {"ajet": __version__, **_package_versions()},
@@ -57,9 +59,9 @@ def start_facts(
 
 
 def resume_facts(folder: Path, step: int) -> dict[str, Any]:
-    """Return the facts of a run that resumes after `step`, for the link written before later records are removed.
+    """Return what the link of a resume after `step` records: lines and rows that no link lists yet.
 
-    They name the lines and rows that a killed process wrote and did not link.
+    A killed process wrote them after its last link. They are linked before later records are removed.
     """
     facts: dict[str, Any] = {}
     with _open_digest_lookup(folder) as is_linked:
@@ -67,13 +69,14 @@ def resume_facts(folder: Path, step: int) -> dict[str, Any]:
         files = [folder / "episodes" / name for name in names]
         strays = [stray for path in files if (stray := _stray_lines(folder, path, is_linked)) is not None]
         if strays:
-            facts["episodes"] = [each.as_json() for each in strays]
+            facts["episodes"] = [stray_lines.as_json() for stray_lines in strays]
         if rows := _stray_rows(folder / METRICS, step, is_linked):
             facts["rows"] = rows
     return facts
 
 
 def _package_versions() -> dict[str, str]:
+    """Return the installed versions of the packages that sample and train; missing packages are left out."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -85,7 +88,7 @@ def _package_versions() -> dict[str, str]:
 
 @contextmanager
 def _open_digest_lookup(folder: Path) -> Iterator[Callable[[str], bool]]:
-    """Yield a function that returns True if a digest is in the chain's file."""
+    """Yield a function that returns True if a digest occurs in the chain of the run in `folder`."""
     with open_record_file(folder / FILE) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         yield lambda digest: text.find(json.dumps(digest).encode()) >= 0
 
@@ -101,16 +104,16 @@ def _stray_lines(folder: Path, path: Path, is_linked: Callable[[str], bool]) -> 
     data = _read_bytes(path)
     end = start = data.rfind(b"\n") + 1
     while start > 0:
-        begin = data.rfind(b"\n", 0, start - 1) + 1
-        if is_linked(digest_of(data[begin:start])):
+        line_start = data.rfind(b"\n", 0, start - 1) + 1
+        if is_linked(digest_of(data[line_start:start])):
             break
-        start = begin
+        start = line_start
     if start == end:
         return None
-    before = data[:start].splitlines()
-    blob = json.loads(before[-1])["blob"] if before else {"offset": 0, "length": 0}
+    linked_lines = data[:start].splitlines()
+    blob = json.loads(linked_lines[-1])["blob"] if linked_lines else {"offset": 0, "length": 0}
     file = f"{path.parent.name}/{path.name}"
-    return stray_lines(folder, file, len(before) + 1, start, blob["offset"] + blob["length"])
+    return stray_lines(folder, file, len(linked_lines) + 1, start, blob["offset"] + blob["length"])
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -119,9 +122,11 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _stray_rows(path: Path, step: int, is_linked: Callable[[str], bool]) -> list[str]:
-    """Return the digests of metrics rows up to `step` that are in no link.
+    """Return the digests of the last metrics rows up to `step` that no link of the chain lists, in file order.
 
     Args:
+        path: The file `metrics.jsonl`.
+        step: Rows of later steps are removed at the resume.
         is_linked: Returns True for the digest of a linked row.
     """
     if not has_record_file(path):

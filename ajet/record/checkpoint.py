@@ -62,26 +62,29 @@ class Checkpoint:
         return self.measured.judge if self.measured is not None else ""
 
     def better_than(self, other: Checkpoint) -> bool:
-        """True if this checkpoint's measurement replaces the other one's as the best."""
+        """Return True if this checkpoint replaces `other` as the run's best: better by more than the noise of both.
+
+        Both must have a validation score.
+        """
         assert self.measured is not None and other.measured is not None, (
             "only checkpoints with a validation score are compared"
         )
         return self.measured.beats(other.measured)
 
     def damage(self, *, tensors: bool = True) -> str:
-        """Return a text on files that differ from the digests written with the checkpoint. "" if none differs.
+        """Return which files differ from the digests written with the checkpoint, as text, or "" if none does.
 
         Args:
-            tensors: False skips weights and optimizer state.
+            tensors: False skips files of weights and optimizer state, which take long to read.
         """
         names = [name for name in self.digests if tensors or Path(name).suffix not in TENSORS]
         with ThreadPoolExecutor(READERS) as pool:
-            now = {name: pool.submit(_current_digest, self.path / name) for name in names}
-            changed = [name for name in names if now[name].result() != self.digests[name]]
+            digests = {name: pool.submit(_current_digest, self.path / name) for name in names}
+            changed = [name for name in names if digests[name].result() != self.digests[name]]
         return f"{', '.join(changed)}: the content changed since ajet wrote it" if changed else ""
 
     def find_extra_files(self) -> str:
-        """Describe files in the folder that were not written with the checkpoint, or "" without any."""
+        """Return which files of the folder were not written with the checkpoint, as text, or "" if there are none."""
         present = {
             str(path.relative_to(self.path)) for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir()
         }
@@ -90,25 +93,30 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
-    """Return the checkpoint in `path`, or None if missing or incomplete."""
+    """Return the checkpoint in folder `path`, or None if it is missing, incomplete or damaged."""
     checkpoint = inspect_checkpoint(path)
     return checkpoint if isinstance(checkpoint, Checkpoint) else None
 
 
 def inspect_checkpoint(path: Path) -> Checkpoint | str:
-    """Return the checkpoint in `path`, or the reason why the checkpoint is incomplete. Reads only `state.json`."""
+    """Return the checkpoint in folder `path`, or why it is incomplete, as text.
+
+    Reads `state.json` and compares file sizes, not contents.
+    """
     try:
-        content = read_json(path / STATE, LONGEST_LINE)
-        step, score, state = content["step"], content["score"], content["state"]
-        is_valid = isinstance(step, int) and isinstance(score, (int, float, type(None))) and isinstance(state, dict)
-        digests, files = dict(content["digests"]), dict(content["files"])
-        measured = Measurement.from_json(content.get("measured"))
-        own_digest, chain = str(content[OWN]), str(content.get("chain", ""))
+        state_file = read_json(path / STATE, LONGEST_LINE)
+        step, score, state = state_file["step"], state_file["score"], state_file["state"]
+        has_valid_types = (
+            isinstance(step, int) and isinstance(score, (int, float, type(None))) and isinstance(state, dict)
+        )
+        digests, files = dict(state_file["digests"]), dict(state_file["files"])
+        measured = Measurement.from_json(state_file.get("measured"))
+        own_digest, chain = str(state_file[OWN]), str(state_file.get("chain", ""))
     except FileNotFoundError:
         return f"{STATE} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{STATE} is damaged"
-    if not is_valid or digests.keys() != files.keys() or own_digest != digest_state(content):
+    if not has_valid_types or digests.keys() != files.keys() or own_digest != digest_state(state_file):
         return f"{STATE} is damaged"
     mismatches = [
         mismatch for name, size in files.items() if (mismatch := _describe_size_mismatch(path, str(name), size))
@@ -121,23 +129,21 @@ def inspect_checkpoint(path: Path) -> Checkpoint | str:
 
 
 def verify_checkpoint(path: Path, *, tensors: bool = True) -> Checkpoint | str:
-    """Return the checkpoint in `path` after comparing all digests, or the damage as text.
+    """Return the checkpoint in folder `path` if all files have the recorded digests, else the damage as text.
 
     Args:
-        tensors: False skips weights and optimizer state.
+        tensors: False skips files of weights and optimizer state, which take long to read.
     """
     inspected = inspect_checkpoint(path)
     return inspected if isinstance(inspected, str) else inspected.damage(tensors=tensors) or inspected
 
 
 def require_sound(folder: Path, *, tensors: bool = True) -> None:
-    """Refuse to load from a damaged checkpoint. Any other folder passes.
+    """Raise UserError if the folder is a damaged checkpoint of ajet. Any other folder passes.
 
     Args:
-        tensors: True if weights will be loaded; False skips reading them.
-
-    Raises:
-        UserError: the folder is a checkpoint and differs from the written digests.
+        folder: The folder that will be loaded from.
+        tensors: False skips files of weights and optimizer state, if these will not be loaded.
     """
     refuse_special_files(folder, links=len(split_record_path(folder)[1]) < 2)
     if not (folder / STATE).exists():
@@ -152,16 +158,18 @@ def damaged_checkpoint_error(folder: Path, why: str) -> UserError:
 
     Neighbouring checkpoints are verified, to name the undamaged ones in the error.
     """
-    others = sorted((path for path in folder.parent.glob("step-*") if path != folder), key=step_of)
-    sound = [
-        path.name for path in others if NAME.fullmatch(path.name) and isinstance(verify_checkpoint(path), Checkpoint)
+    other_folders = sorted((path for path in folder.parent.glob("step-*") if path != folder), key=step_of)
+    intact = [
+        path.name
+        for path in other_folders
+        if NAME.fullmatch(path.name) and isinstance(verify_checkpoint(path), Checkpoint)
     ]
     return UserError(
         f"The checkpoint {folder.name} is damaged: {why}.",
         where=str(folder),
         expected="a checkpoint with unchanged files",
-        do=f"restore the checkpoint from a copy, or rename its folder and use an undamaged one: {', '.join(sound)}"
-        if sound
+        do=f"restore the checkpoint from a copy, or rename its folder and use an undamaged one: {', '.join(intact)}"
+        if intact
         else "restore the checkpoint from a copy; the run has no other undamaged checkpoint",
     )
 
@@ -174,26 +182,28 @@ def step_of(path: Path) -> int:
 
 def digest_state(content: dict[str, Any]) -> str:
     """Return the digest of a `state.json` without the digest key."""
-    others = {name: value for name, value in content.items() if name != OWN}
-    return hashlib.blake2b(json.dumps(others, sort_keys=True).encode(), digest_size=16).hexdigest()
+    hashed_content = {name: value for name, value in content.items() if name != OWN}
+    return hashlib.blake2b(json.dumps(hashed_content, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def submit_digests(pool: ThreadPoolExecutor, folder: Path, names: Iterable[str]) -> dict[str, Future[str]]:
-    """Start to compute the digest of each file in threads. Return the futures by name."""
+    """Start to compute the digest of each file in threads, and return the futures by file name."""
     return {name: pool.submit(digest_file, folder / name) for name in names}
 
 
 def digest_file(path: Path) -> str:
+    """Return the digest of a file's content in hexadecimal."""
     digest = hashlib.blake2b(digest_size=16)
     with open_record_file(path) as file:
-        while part := file.read(1 << 20):
-            digest.update(part)
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
 def _current_digest(path: Path) -> str:
-    about = path.lstat()
-    return _cached_digest(path, about.st_size, about.st_mtime_ns)
+    """Return the digest of a file's content, from a cache if size and time of change are the same as before."""
+    file_status = path.lstat()
+    return _cached_digest(path, file_status.st_size, file_status.st_mtime_ns)
 
 
 @lru_cache(maxsize=1024)
@@ -210,6 +220,10 @@ def _cached_digest(path: Path, size: int, changed: int) -> str:
 
 
 def _describe_size_mismatch(folder: Path, name: str, size: int) -> str:
+    """Return why a file listed in `state.json` is not as written (missing, or of another size), or "".
+
+    A path that leads out of the folder counts as missing.
+    """
     relative = Path(name)
     if relative.is_absolute() or ".." in relative.parts:
         return f"{STATE} lists the file {name!r}, which is missing"

@@ -51,8 +51,8 @@ def checkpoints_folder(run: Path, base: str | None) -> Path:
     """
     if not base:
         return run / "checkpoints"
-    home = base == "~" or base.startswith("~/")  # ~USER raises for an unknown user
-    return (Path(base).expanduser() if home else Path(base)).absolute() / run.name
+    is_below_home = base == "~" or base.startswith("~/")  # ~USER raises for an unknown user
+    return (Path(base).expanduser() if is_below_home else Path(base)).absolute() / run.name
 
 
 ROOM = "one checkpoint more than trainer_common.max_checkpoints_to_keep, and the record"
@@ -60,9 +60,14 @@ ROOM = "one checkpoint more than trainer_common.max_checkpoints_to_keep, and the
 
 
 class Checkpoints:
-    """The checkpoints of one run. Only the lock holder may call `save` and `clean`."""
+    """The checkpoints of one run. Only the process that holds the run's lock may call `save` and `clean`."""
 
     def __init__(self, folder: Path, *, keep: int = 2, keep_best: bool = True) -> None:
+        """Args:
+        folder: The folder of the checkpoints, which need not exist.
+        keep: Number of newest checkpoints that remain after a save.
+        keep_best: Whether the best measured checkpoint remains too.
+        """
         self.folder = folder
         self._keep, self._keep_best = max(1, keep), keep_best
         self.damaged: dict[Path, str] = {}
@@ -71,23 +76,24 @@ class Checkpoints:
         """Chain linked with each saved checkpoint; the checkpoint stores the chain's head."""
 
     def all(self) -> list[Checkpoint]:
-        """Return the checkpoints on disk, by step."""
+        """Return the complete checkpoints on disk, sorted by step."""
         checkpoints = [read_checkpoint(path) for path in self._step_folders()]
         return sorted((checkpoint for checkpoint in checkpoints if checkpoint), key=lambda checkpoint: checkpoint.step)
 
     def latest(self) -> Checkpoint | None:
-        """Return the checkpoint of the highest step."""
+        """Return the complete checkpoint of the highest step, or None."""
         return next(reversed(self.all()), None)
 
     @property
     def horizon(self) -> int:
-        """Step of the oldest checkpoint from which the run may continue if newer ones are damaged. -1 without
-        checkpoints.
+        """Step of the oldest checkpoint that the run may still resume from; -1 without checkpoints.
+
+        Older ones may be removed, apart from the best.
         """
         return next((checkpoint.step for checkpoint in self.all()[-self._keep :]), -1)
 
     def require_whole(self, *, above: int = -1) -> None:
-        """Raise UserError if a checkpoint is incomplete, so that a reader does not skip it unnoticed.
+        """Raise UserError for an incomplete checkpoint, which a reader must not skip unnoticed.
 
         Args:
             above: Only checkpoints of later steps are checked.
@@ -113,7 +119,7 @@ class Checkpoints:
         return None
 
     def set_damaged_aside(self) -> None:
-        """Rename damaged checkpoints, so that they are not used as checkpoints."""
+        """Rename the damaged checkpoints that `sound` or `at` met to step-N.damaged-M, so that no reader takes them."""
         for path in self.damaged:
             number = 1
             while (renamed := path.with_name(f"{path.name}.damaged-{number}")).exists():
@@ -122,10 +128,10 @@ class Checkpoints:
         self.damaged.clear()
 
     def best(self) -> Checkpoint | None:
-        """Return the best measured checkpoint, or None without a measurement.
+        """Return the best checkpoint by validation score, or None without a measurement.
 
-        A later checkpoint replaces an earlier one only if the improvement exceeds noise. Only measurements of the last
-        judge are compared.
+        A later checkpoint replaces an earlier one only if it is better by more than noise. Only measurements of the
+        last judge are compared.
         """
         best: Checkpoint | None = None
         measured = [checkpoint for checkpoint in self.all() if checkpoint.score is not None]
@@ -135,20 +141,23 @@ class Checkpoints:
         return best
 
     def at(self, path: Path) -> Checkpoint:
-        """Return the checkpoint in `path`, or the latest sound one of the run folder `path`.
+        """Return the checkpoint in folder `path`, or the latest undamaged one if `path` is a run folder.
 
         Raises:
-            UserError: no checkpoint is found, or the named checkpoint is damaged.
+            UserError: No checkpoint is found, or the named checkpoint is damaged.
         """
         checkpoint = verify_checkpoint(path) if NAME.fullmatch(path.name) or (path / STATE).exists() else None
         if isinstance(checkpoint, str):
             raise _no_sound_checkpoint_error({path: checkpoint})
         for folder in (path / "checkpoints", path):
             if checkpoint is None:
-                those = Checkpoints(folder)
-                checkpoint = those.sound()
+                folder_checkpoints = Checkpoints(folder)
+                checkpoint = folder_checkpoints.sound()
                 if folder.resolve() == self.folder.resolve():
-                    self.damaged |= {self.folder / damaged.name: reason for damaged, reason in those.damaged.items()}
+                    self.damaged |= {
+                        self.folder / damaged_path.name: reason
+                        for damaged_path, reason in folder_checkpoints.damaged.items()
+                    }
         if checkpoint is None:
             raise UserError(
                 "There is no complete checkpoint to resume from.",
@@ -166,13 +175,15 @@ class Checkpoints:
         *,
         measured: Measurement | None = None,
     ) -> Path:
-        """Let `write` fill an empty folder, make the folder the checkpoint of `step`, then prune.
+        """Let `write` fill an empty folder, make it the checkpoint of `step`, then remove old checkpoints.
 
         Args:
-            measured: validation of the saved weights.
+            write: Writes the model and the optimizer's state into the folder.
+            state: State of the training loop, as JSON values.
+            measured: Validation of the saved weights.
 
         Raises:
-            UserError: the disk is full, whatever error `write` raised; earlier checkpoints are unchanged.
+            UserError: The disk is full, whatever error `write` raised; earlier checkpoints are unchanged.
         """
         content: dict[str, Any] = {"step": step, "score": None, "state": state}
         if measured is not None:
@@ -186,10 +197,10 @@ class Checkpoints:
         intact = (
             f"the last complete checkpoint is of step {latest.step}" if latest else "the run has no earlier checkpoint"
         )
-        on = ", which resumes from the last complete checkpoint" if latest else ""
+        advice = ", which resumes from the last complete checkpoint" if latest else ""
         try:
             with files.explain_write_errors(
-                f"the checkpoint of step {step}", self.folder, intact=intact, room=ROOM, other_folder="", then=on
+                f"the checkpoint of step {step}", self.folder, intact=intact, room=ROOM, other_folder="", then=advice
             ):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 partial.mkdir()
@@ -202,17 +213,20 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         path = self._publish_checkpoint(partial, step)
-        outlived = self.outlived()
+        expired = self.outlived()
         if self.chain is not None:
-            staying = {
-                str(checkpoint.step): checkpoint.digest for checkpoint in self.all() if checkpoint not in outlived
+            remaining_digests = {
+                str(checkpoint.step): checkpoint.digest for checkpoint in self.all() if checkpoint not in expired
             }
-            self.chain.commit("checkpoint", step, checkpoint=staying[str(step)], kept=staying)
-        self._remove_checkpoints(outlived)
+            self.chain.commit("checkpoint", step, checkpoint=remaining_digests[str(step)], kept=remaining_digests)
+        self._remove_checkpoints(expired)
         return path
 
     def clean(self) -> None:
-        """Clean up after an interrupted `save`: restore replaced checkpoints, remove partial ones."""
+        """Finish or undo what an interrupted `save` left in the folder.
+
+        A replaced checkpoint returns if its replacement is missing; partial and half-deleted folders are removed.
+        """
         for path in self._list_matching(".step-*.replaced"):
             target = self.folder / path.name[1:].removesuffix(".replaced")
             if target.exists():
@@ -223,6 +237,7 @@ class Checkpoints:
             shutil.rmtree(path)
 
     def _step_folders(self) -> list[Path]:
+        """Return the folders named `step-N`, complete or not, in no order."""
         return [path for path in self._list_matching("step-*") if NAME.fullmatch(path.name)]
 
     def _list_matching(self, pattern: str) -> list[Path]:
@@ -230,14 +245,18 @@ class Checkpoints:
 
     def _write_state(self, partial: Path, content: dict[str, Any]) -> str:
         """Write `state.json` and return its digest. Files are digested during the sync, from the page cache."""
-        files = {str(path.relative_to(partial)): path.stat().st_size for path in partial.rglob("*") if path.is_file()}
+        file_sizes = {
+            str(path.relative_to(partial)): path.stat().st_size for path in partial.rglob("*") if path.is_file()
+        }
         with ThreadPoolExecutor(READERS) as pool:
-            digests = submit_digests(pool, partial, files)
+            digests = submit_digests(pool, partial, file_sizes)
             sync_tree(partial)
             file_digests = {name: future.result() for name, future in digests.items()}
-        complete = json.loads(json.dumps({**content, "saved": time.time(), "files": files, "digests": file_digests}))
-        digest = digest_state(complete)
-        write_atomically(partial / STATE, json.dumps({**complete, OWN: digest}, indent=1) + "\n", sync=True)
+        state_content = json.loads(
+            json.dumps({**content, "saved": time.time(), "files": file_sizes, "digests": file_digests})
+        )
+        digest = digest_state(state_content)
+        write_atomically(partial / STATE, json.dumps({**state_content, OWN: digest}, indent=1) + "\n", sync=True)
         return digest
 
     def _publish_checkpoint(self, partial: Path, step: int) -> Path:
@@ -251,21 +270,27 @@ class Checkpoints:
         return path
 
     def outlived(self) -> list[Checkpoint]:
-        """Return the checkpoints to remove: all but the newest few and the best."""
+        """Return the checkpoints to remove: all except the newest `keep` and, with `keep_best`, the best."""
         best = self.best() if self._keep_best else None
         return [checkpoint for checkpoint in self.all()[: -self._keep] if best is None or checkpoint.step != best.step]
 
     def _remove_checkpoints(self, checkpoints: Iterable[Checkpoint]) -> None:
+        """Delete checkpoints. Each is renamed first, so that no reader finds a half-deleted one."""
         for checkpoint in checkpoints:
-            going = self.folder / f".{checkpoint.path.name}.pruned"
-            os.replace(checkpoint.path, going)
-            shutil.rmtree(going)
+            pruned_path = self.folder / f".{checkpoint.path.name}.pruned"
+            os.replace(checkpoint.path, pruned_path)
+            shutil.rmtree(pruned_path)
 
 
 def _no_sound_checkpoint_error(damaged: dict[Path, str]) -> UserError:
-    rows = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
+    """Return the error for a run whose checkpoints are all damaged.
+
+    Args:
+        damaged: The reason by folder.
+    """
+    damage_list = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
     return UserError(
-        f"No undamaged checkpoint is left to resume from: {rows}.",
+        f"No undamaged checkpoint is left to resume from: {damage_list}.",
         where=", ".join(map(str, damaged)),
         expected="a checkpoint with unchanged files",
         do=f"restore the folder from a copy; or pass an earlier checkpoint with --resume FOLDER; or {FRESH_ADVICE}",
@@ -273,7 +298,10 @@ def _no_sound_checkpoint_error(damaged: dict[Path, str]) -> UserError:
 
 
 def checkpoints_of(folder: Path) -> Checkpoints:
-    """Return the checkpoints of the run in `folder`, also from the place that `checkpoint_base_dir` names."""
+    """Return the checkpoints of the run in `folder`, in the place that its recorded settings name.
+
+    `trainer_common.checkpoint_base_dir` may lie outside; without such a folder the checkpoints are in the run's folder.
+    """
     from ajet.config import read_recorded_tree
 
     file = folder / "resolved.yaml"

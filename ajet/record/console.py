@@ -29,29 +29,32 @@ WIDEST_COLUMN = 24
 
 
 def replace_control_characters(text: str) -> str:
-    """Replace characters that control a terminal."""
+    """Return the text with each character that controls a terminal, or changes text direction, replaced by �."""
     return _OBEYED.sub("�", text)
 
 
 def printable(text: str) -> str:
-    """Return a model's text without characters that cannot be seen."""
+    """Return a model's text with each invisible character replaced by �, except line breaks and tabs."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
 
 
 def label(name: str) -> str:
-    """Return a task's name, shortened and printable, for use within a line."""
+    """Return a task's name on one line, printable, and cut to `LONGEST_LABEL` characters."""
     line = " ".join(name.split())
     return printable(line if len(line) <= LONGEST_LABEL else f"{line[: LONGEST_LABEL - 1]}…")
 
 
 def leave_terminal() -> None:
-    """Redirect output of a closed terminal to nowhere, because a write to the terminal would be an error."""
+    """Redirect those standard streams that lead to a closed terminal to /dev/null.
+
+    Writing to a closed terminal raises an error, which would end a background run.
+    """
     with open(os.devnull, "r+b", buffering=0) as nowhere:
         for descriptor in (0, 1, 2):
             try:
                 os.ttyname(descriptor)
-            except OSError as problem:
-                if problem.errno == errno.EIO:
+            except OSError as error:
+                if error.errno == errno.EIO:
                     os.dup2(nowhere.fileno(), descriptor)
 
 
@@ -72,27 +75,31 @@ class SafeConsole(Console):
     """A console that ignores control characters in printed text."""
 
     def _check_buffer(self) -> None:
-        """Write the buffer. A closed terminal loses the output without ending a background program."""
+        """Write the buffered output. If the terminal was closed, drop it, so that a background run goes on."""
         try:
             super()._check_buffer()
-        except OSError as problem:
-            if problem.errno != errno.EIO:
+        except OSError as error:
+            if error.errno != errno.EIO:
                 raise
             leave_terminal()
 
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
+        """Yield rich's segments with control characters in printed text replaced."""
         for segment in super().render(*args, **kwargs):
-            if segment.control or not _OBEYED.search(segment.text):
+            if segment.control or not _OBEYED.search(segment.text):  # rich's own control of the terminal
                 yield segment
             else:
                 yield Segment(replace_control_characters(segment.text), segment.style)
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
-        """Print like rich. With `soft_wrap` a terminal wraps lines between words."""
-        soft = self.soft_wrap if soft_wrap is None else soft_wrap
-        if soft and self.is_terminal and len(objects) == 1 and isinstance(objects[0], str | Text):
-            first = objects[0]
-            text = first if isinstance(first, Text) else self.render_str(first, markup=how.get("markup"))
+        """Print like rich.
+
+        With `soft_wrap`, a line wider than the terminal breaks between words instead of inside them.
+        """
+        wraps_softly = self.soft_wrap if soft_wrap is None else soft_wrap
+        if wraps_softly and self.is_terminal and len(objects) == 1 and isinstance(objects[0], str | Text):
+            line = objects[0]
+            text = line if isinstance(line, Text) else self.render_str(line, markup=how.get("markup"))
             objects = (wrap_between_words(text, self.width),)
         super().print(*objects, soft_wrap=soft_wrap, **how)
 
@@ -109,21 +116,26 @@ def wrap_between_words(text: Text, width: int) -> Text:
 
 
 def _wrap_line(line: Text, width: int) -> Text:
-    """Return the line with breaks between words, and spaces before the continuation lines."""
+    """Return the line with line breaks between words, and with indented continuation lines.
+
+    Unchanged if it fits, or if it holds a command, which must be copied in one piece.
+    """
     if line.cell_len <= width or _COMMAND.search(line.plain):
         return line
     column = _COLUMN.match(line.plain)
-    below = len(column.group()) if column else len(line.plain) - len(line.plain.lstrip()) + 2
-    below = below if below <= min(WIDEST_COLUMN, width // 2) else 4
-    breaks, used = [], 0
+    indent = len(column.group()) if column else len(line.plain) - len(line.plain.lstrip()) + 2
+    indent = indent if indent <= min(WIDEST_COLUMN, width // 2) else 4
+    breaks, used_columns = [], 0
     for word in re.finditer(rf"[^\S{NO_BREAK}]*[\S{NO_BREAK}]+", line.plain):
-        if used and used + cell_len(word.group()) > width:
+        if used_columns and used_columns + cell_len(word.group()) > width:
             breaks.append(word.start())
-            used = below + cell_len(word.group().lstrip())
+            used_columns = indent + cell_len(word.group().lstrip())
         else:
-            used += cell_len(word.group())
-    first, *rest = line.divide(breaks)
-    return Text(f"\n{' ' * below}").join([first, *(piece[len(piece) - len(piece.plain.lstrip()) :] for piece in rest)])
+            used_columns += cell_len(word.group())
+    first_line, *other_lines = line.divide(breaks)
+    return Text(f"\n{' ' * indent}").join(
+        [first_line, *(piece[len(piece) - len(piece.plain.lstrip()) :] for piece in other_lines)]
+    )
 
 
 console = SafeConsole(highlight=False)
@@ -149,7 +161,12 @@ def format_number(value: float | None, form: str = ".3f") -> str:
 
 
 def counted(count: int, thing: str) -> str:
-    """Return a number with its noun in singular or plural, such as "1 call" or "2 replies"."""
+    """Return a count with its noun in singular or plural, such as "1 call" or "2 replies".
+
+    Args:
+        thing: The noun in singular.
+    """
+    # "reply" becomes "replies", "day" becomes "days".
     plural = re.sub(r"(?<=[^aeiou])y$", "ie", thing) + "s"
     return f"{count} {thing if count == 1 else plural}"
 
@@ -171,11 +188,11 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_age(then: float | None) -> str:
-    """Return the time since `then` as text, in the largest unit that fits."""
+    """Return the time since `then`, in seconds since the epoch, as "3 h ago", or a dash without a time."""
     if not then:
         return "–"
-    passed = max(0.0, time.time() - then)
+    elapsed = max(0.0, time.time() - then)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if passed >= length:
-            return f"{int(passed // length)} {unit} ago"
-    return f"{int(passed)} s ago"
+        if elapsed >= length:
+            return f"{int(elapsed // length)} {unit} ago"
+    return f"{int(elapsed)} s ago"

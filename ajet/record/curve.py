@@ -31,7 +31,7 @@ Points = list[tuple[float, float]]
 
 
 def collect_points(rows: Iterable[Mapping[str, Any]], name: str) -> Points:
-    """Return (step, value) pairs of one recorded finite number."""
+    """Return (step, value) of each metrics row that has a value for the metric `name`."""
     return [(row["step"], row[name]) for row in rows if row.get(name) is not None]
 
 
@@ -40,15 +40,15 @@ def smooth_points(series: Points) -> Points:
 
     It is corrected for its start (Kingma & Ba 2015, section 3).
     """
-    smooth: Points = []
+    smoothed: Points = []
     weight = total = 0.0
     for index, (step, value) in enumerate(series):
         gap = step - series[index - 1][0] if index else 1
-        keep = 0.5 ** (gap / HALF_LIFE_STEPS)
-        total = keep * total + (1 - keep) * value
-        weight = keep * weight + (1 - keep)
-        smooth.append((step, total / weight))
-    return smooth
+        decay = 0.5 ** (gap / HALF_LIFE_STEPS)
+        total = decay * total + (1 - decay) * value
+        weight = decay * weight + (1 - decay)
+        smoothed.append((step, total / weight))
+    return smoothed
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,10 @@ def training_course(rows: Sequence[Mapping[str, Any]]) -> MetricCurve:
 
 
 def held_out_course(rows: Sequence[Mapping[str, Any]]) -> MetricCurve:
-    """Return the curve of the validations since the last change of the judge, with their intervals."""
+    """Return the curve of the validations since the last change of the judge, with their 95 % intervals.
+
+    It is the success rate if every validation has one, else the mean reward; for supervised runs the loss.
+    """
     if any("validation/rows" in row for row in rows):
         return MetricCurve(collect_points(rows, "validation/loss"), "held-out loss")
     rows, since = _of_last_judge(rows)
@@ -90,23 +93,32 @@ def held_out_course(rows: Sequence[Mapping[str, Any]]) -> MetricCurve:
     else:
         name, kind = "validation/reward", "reward"
         measured = [row for row in measured if row.get(name) is not None]
-    reaches = [reach for row in measured if (reach := _interval_reach(row, name)) is not None]
-    errors = ([low for low, _ in reaches], [high for _, high in reaches]) if len(reaches) == len(measured) else None
+    interval_sides = [sides for row in measured if (sides := _interval_reach(row, name)) is not None]
+    errors = (
+        ([low for low, _ in interval_sides], [high for _, high in interval_sides])
+        if len(interval_sides) == len(measured)
+        else None
+    )
     return MetricCurve(collect_points(measured, name), f"held-out {kind}{_describe_scored(measured)}{since}", errors)
 
 
 def _of_last_judge(rows: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], str]:
     """Return the rows since the last change of the judge, and a note about the change ("" without one)."""
     last_rows = rows_of_last_judge(rows)
-    left_out = rows[: len(rows) - len(last_rows)]
-    return last_rows, f", since the judge changed after step {left_out[-1].get('step')}" if left_out else ""
+    earlier_rows = rows[: len(rows) - len(last_rows)]
+    return last_rows, f", since the judge changed after step {earlier_rows[-1].get('step')}" if earlier_rows else ""
 
 
 def draw_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> bool:
-    """Write `metrics.png`, and print the curve if it has enough points. Return False for fewer than two points."""
+    """Write the picture of the training curve, and print the curve as text if it has `FEWEST_DRAWN` points or more.
+
+    Returns:
+        False, with nothing written, if neither training nor validation has two points.
+    """
     training, held_out = training_course(rows), held_out_course(rows)
     if max(len(training.points), len(held_out.points)) < 2:
         return False
+    # 12 columns are for the axis and its labels.
     width = max(20, min(WIDTH, console.width - 12)) if console.is_terminal else WIDTH
     if len(training.points) + len(held_out.points) >= FEWEST_DRAWN:
         print_line(text_curve(training, held_out, width=width))
@@ -116,9 +128,9 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> bool:
 
 def _reward_is_success(row: Mapping[str, Any]) -> bool:
     """True if the rewards of a step add up to its successes, so reward and success are the same number."""
-    rate, counted = row.get("train/success_rate"), row.get("train/episodes", 0) - row.get("train/left_out", 0)
+    rate, attempts = row.get("train/success_rate"), row.get("train/episodes", 0) - row.get("train/left_out", 0)
     rewards = (row.get("train/reward") or 0.0) * row.get("train/scored", 0)
-    return rate is not None and abs(rewards - rate * counted) < 1e-6 * max(1, counted)
+    return rate is not None and abs(rewards - rate * attempts) < 1e-6 * max(1, attempts)
 
 
 def _interval_reach(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
@@ -131,7 +143,7 @@ def _interval_reach(row: Mapping[str, Any], name: str) -> tuple[float, float] | 
 
 
 def _describe_scored(measured: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the minimum and maximum number of scored attempts, or "" if unknown."""
+    """Return how many attempts of the validations were scored (" (30 to 32 of 32 scored)"), or "" if not recorded."""
     with_counts = [
         row for row in measured if row.get("validation/scored") is not None and row.get("validation/episodes")
     ]
@@ -144,13 +156,16 @@ def _describe_scored(measured: Sequence[Mapping[str, Any]]) -> str:
 
 
 def text_curve(training: MetricCurve, held_out: MetricCurve, *, width: int = WIDTH, height: int = 10) -> str:
-    """Draw the smoothed training curve in braille dots and each validation as `o`: a legend, `height` lines, an
-    axis."""
+    """Draw the smoothed training curve in braille dots and each validation as `o`.
+
+    Returns:
+        Lines of text: a legend, `height` lines of `width` columns behind the axis labels, and an axis with the steps.
+    """
     validation = held_out.points
-    line = smooth_points(training.points)
-    everything = line + validation
-    left, right = min(x for x, _ in everything), max(x for x, _ in everything)
-    low, high = min(y for _, y in everything), max(y for _, y in everything)
+    smoothed = smooth_points(training.points)
+    all_points = smoothed + validation
+    left, right = min(x for x, _ in all_points), max(x for x, _ in all_points)
+    low, high = min(y for _, y in all_points), max(y for _, y in all_points)
     if high - low < 1e-9:  # one value: from 0 to it, so that no axis of a rate goes below 0
         low, high = (0.0, 1.0) if abs(high) < 1e-9 else (min(low, 0.0), max(high, 0.0))
     cells = [[0] * width for _ in range(height)]
@@ -160,30 +175,34 @@ def text_curve(training: MetricCurve, held_out: MetricCurve, *, width: int = WID
         row = (high - y) / (high - low) * (4 * height - 1)
         return round(row), round(column)
 
-    for (x0, y0), (x1, y1) in zip(line, line[1:] or line, strict=False):
+    for (x0, y0), (x1, y1) in zip(smoothed, smoothed[1:] or smoothed, strict=False):
         (r0, c0), (r1, c1) = place(x0, y0), place(x1, y1)
         dots = max(abs(r1 - r0), abs(c1 - c0), 1)
         for dot in range(dots + 1):
             row, column = round(r0 + (r1 - r0) * dot / dots), round(c0 + (c1 - c0) * dot / dots)
             cells[row // 4][column // 2] |= BRAILLE[row % 4][column % 2]
+    # The first braille character; its 8 low bits switch the dots of a cell, 2 wide and 4 high.
     canvas = [[chr(0x2800 + cell) if cell else " " for cell in row] for row in cells]
     for x, y in validation:
         row, column = place(x, y)
         canvas[row // 4][column // 2] = "o"
 
-    places = max(2, 1 - math.floor(math.log10(high - low)))
-    labels = [f"{high:.{places}f}", *[""] * (height - 2), f"{low:.{places}f}"]
+    decimals = max(2, 1 - math.floor(math.log10(high - low)))
+    labels = [f"{high:.{decimals}f}", *[""] * (height - 2), f"{low:.{decimals}f}"]
     pad = max(map(len, labels))
-    drawn = [f"{label:>{pad}} │{''.join(row).rstrip()}" for label, row in zip(labels, canvas, strict=True)]
+    plot_lines = [f"{label:>{pad}} │{''.join(row).rstrip()}" for label, row in zip(labels, canvas, strict=True)]
     first, last = f"{left:g}", f"{right:g}"
-    legend_parts = [f"{training.label} (smoothed)"] if line else []
+    legend_parts = [f"{training.label} (smoothed)"] if smoothed else []
     legend = "; ".join(legend_parts + ([f"o: {held_out.label}"] if validation else []))
     axis = f"{' ' * pad} └{'─' * width}"
-    return "\n".join([legend, *drawn, axis, f"{' ' * pad}  {first}{last:>{width - len(first)}}"])
+    return "\n".join([legend, *plot_lines, axis, f"{' ' * pad}  {first}{last:>{width - len(first)}}"])
 
 
 def draw_png(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
-    """Write the picture: training values, the smoothed curve, held-out values with intervals."""
+    """Write a picture of the training values, their smoothed curve, and the validations with 95 % intervals.
+
+    Without matplotlib, prints how to install it instead.
+    """
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
@@ -217,11 +236,17 @@ def draw_png(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> No
 
 
 def _axis_label(*drawn: MetricCurve) -> str:
-    """Return the label of the value axis, such as the success rate or the reward."""
-    if any("loss" in each.label for each in drawn if each.points):
+    """Return the label of the value axis for the drawn curves: loss, success rate, mean reward, or the last two."""
+    if any("loss" in curve.label for curve in drawn if curve.points):
         return "loss"
-    rates = {"success" in each.label for each in drawn if each.points}
-    return "success rate" if rates == {True} else "mean reward" if rates == {False} else "mean reward, success rate"
+    are_rates = {"success" in curve.label for curve in drawn if curve.points}
+    return (
+        "success rate"
+        if are_rates == {True}
+        else "mean reward"
+        if are_rates == {False}
+        else "mean reward, success rate"
+    )
 
 
 FIGURE_WIDTH, HEIGHT, EDGE = 640, 220, 40
@@ -238,7 +263,7 @@ def notebook_cell() -> Show | None:
     from IPython.core.getipython import get_ipython
 
     shell = get_ipython()
-    if shell is None or any(each.__name__ == "TerminalInteractiveShell" for each in type(shell).__mro__):
+    if shell is None or any(base.__name__ == "TerminalInteractiveShell" for base in type(shell).__mro__):
         return None  # the class also covers the shell of IPython.embed()
     from IPython.display import HTML, display
 
@@ -247,9 +272,15 @@ def notebook_cell() -> Show | None:
 
 
 class NotebookCurve:
-    """Live curve of a notebook. `rows`: recorded rows so far; `show`: from `notebook_cell`."""
+    """The live curve of a run in a notebook cell, redrawn after each step."""
 
     def __init__(self, title: str, steps: int | None, rows: Sequence[Mapping[str, Any]], show: Show) -> None:
+        """Args:
+        title: Name of the run.
+        steps: Number of planned steps, or None if unknown.
+        rows: Metrics rows recorded so far.
+        show: Replaces the cell's HTML, from `notebook_cell`.
+        """
         self._title = title
         self._steps = steps
         self._show_html = show
@@ -258,7 +289,11 @@ class NotebookCurve:
         self.draw()
 
     def add(self, row: Mapping[str, float], line: str) -> None:
-        """Add a row of a step or validation. `line` is the printed summary."""
+        """Add the metrics row of a step or validation and redraw.
+
+        Args:
+            line: The printed summary of the row, shown below the curve.
+        """
         self._metric_rows.append({name: value for name, value in row.items() if math.isfinite(value)})  # as recorded
         self._last_line = line
         self.draw()
@@ -267,26 +302,27 @@ class NotebookCurve:
         """Draw the curve into the notebook cell.
 
         Args:
-            under_way: Text on the present work.
+            under_way: What the run does now, for the heading; "" for nothing.
         """
-        last = max((int(row["step"]) for row in self._metric_rows), default=0)
-        step_label = f"step {last}" + (f" of {self._steps}" if self._steps else "")
-        words = " · ".join(html.escape(text) for text in (self._title, step_label, under_way) if text)
+        last_step = max((int(row["step"]) for row in self._metric_rows), default=0)
+        step_label = f"step {last_step}" + (f" of {self._steps}" if self._steps else "")
+        heading = " · ".join(html.escape(text) for text in (self._title, step_label, under_way) if text)
         picture = render_svg(training_course(self._metric_rows), held_out_course(self._metric_rows))
-        self._show_html(f"<b>{words}</b><br>{picture}<pre>{html.escape(self._last_line)}</pre>")
+        self._show_html(f"<b>{heading}</b><br>{picture}<pre>{html.escape(self._last_line)}</pre>")
 
 
 def render_svg(training: MetricCurve, held_out: MetricCurve) -> str:
-    """Return an SVG with the smoothed training curve as a line and validations as dots with intervals.
+    """Return an SVG picture of the smoothed training curve as a line and of validations as dots with intervals.
 
-    "" without points.
+    Returns:
+        The SVG element as HTML, or "" without points.
     """
-    line, dots = smooth_points(training.points), held_out.points
-    everything = line + dots
-    if not everything:
+    smoothed, dots = smooth_points(training.points), held_out.points
+    all_points = smoothed + dots
+    if not all_points:
         return ""
-    left, right = min(x for x, _ in everything), max(x for x, _ in everything)
-    low, high = min(y for _, y in everything), max(y for _, y in everything)
+    left, right = min(x for x, _ in all_points), max(x for x, _ in all_points)
+    low, high = min(y for _, y in all_points), max(y for _, y in all_points)
     if high - low < 1e-9:
         low, high = low - 0.5, high + 0.5
 
@@ -297,24 +333,24 @@ def render_svg(training: MetricCurve, held_out: MetricCurve) -> str:
     def text(x: float, y: float, words: str, anchor: str = "start") -> str:
         return f'<text x="{x}" y="{y}" font-size="12" text-anchor="{anchor}">{html.escape(words)}</text>'
 
-    parts = [
+    elements = [
         f'<line x1="{EDGE}" y1="{HEIGHT - EDGE}" x2="{FIGURE_WIDTH - EDGE}" y2="{HEIGHT - EDGE}" stroke="#888"/>',
         text(EDGE - 4, EDGE + 4, f"{high:.2f}", "end"),
         text(EDGE - 4, HEIGHT - EDGE + 4, f"{low:.2f}", "end"),
         text(EDGE, HEIGHT - EDGE + 16, f"{left:g}"),
         text(FIGURE_WIDTH - EDGE, HEIGHT - EDGE + 16, f"{right:g}", "end"),
     ]
-    if line:
-        course = " ".join(f"{x},{y}" for x, y in (place(*point) for point in line))
-        parts.append(f'<polyline points="{course}" fill="none" stroke="#1f77b4" stroke-width="2"/>')
-        parts.append(text(EDGE, 14, f"line: {training.label} (smoothed)"))
+    if smoothed:
+        line_points = " ".join(f"{x},{y}" for x, y in (place(*point) for point in smoothed))
+        elements.append(f'<polyline points="{line_points}" fill="none" stroke="#1f77b4" stroke-width="2"/>')
+        elements.append(text(EDGE, 14, f"line: {training.label} (smoothed)"))
     for index, (x, y) in enumerate(dots):
-        across, down = place(x, y)
+        x_pixel, y_pixel = place(x, y)
         if held_out.errors is not None:
             below, above = (side[index] for side in held_out.errors)
-            ends = place(x, max(low, y - below))[1], place(x, min(high, y + above))[1]
-            parts.append(f'<line x1="{across}" y1="{ends[0]}" x2="{across}" y2="{ends[1]}" stroke="#d62728"/>')
-        parts.append(f'<circle cx="{across}" cy="{down}" r="4" fill="#d62728"/>')
+            y_ends = place(x, max(low, y - below))[1], place(x, min(high, y + above))[1]
+            elements.append(f'<line x1="{x_pixel}" y1="{y_ends[0]}" x2="{x_pixel}" y2="{y_ends[1]}" stroke="#d62728"/>')
+        elements.append(f'<circle cx="{x_pixel}" cy="{y_pixel}" r="4" fill="#d62728"/>')
     if dots:
-        parts.append(text(EDGE, 28, f"dots: {held_out.label}"))
-    return f'<svg width="{FIGURE_WIDTH}" height="{HEIGHT}" style="background:#fff">{"".join(parts)}</svg>'
+        elements.append(text(EDGE, 28, f"dots: {held_out.label}"))
+    return f'<svg width="{FIGURE_WIDTH}" height="{HEIGHT}" style="background:#fff">{"".join(elements)}</svg>'

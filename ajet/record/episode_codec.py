@@ -53,16 +53,18 @@ DAY_S = 24 * 3600
 
 
 class _ArrayWriter:
-    """Collects int and float arrays. `ints` and `floats` return the stored range."""
+    """Collects the int32 and float32 arrays of an episode for its blob."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[np.ndarray[Any, Any]]] = {"ints": [], "floats": []}
         self.sizes = {"ints": 0, "floats": 0}
 
     def ints(self, array: np.ndarray[Any, Any]) -> list[int]:
+        """Append an array of integers, and return its [start, stop) among all int32 values of the blob."""
         return self._append_array("ints", np.asarray(array, dtype="<i4"))
 
     def floats(self, array: np.ndarray[Any, Any]) -> list[int]:
+        """Append an array of floats, and return its [start, stop) among all float32 values of the blob."""
         return self._append_array("floats", np.asarray(array, dtype="<f4"))
 
     def _append_array(self, kind: str, array: np.ndarray[Any, Any]) -> list[int]:
@@ -72,12 +74,18 @@ class _ArrayWriter:
         return [start, self.sizes[kind]]
 
     def blob(self) -> bytes:
+        """Return the bytes of all arrays, little-endian: first the int32 values, then the float32 values."""
         return b"".join(array.tobytes() for kind in ("ints", "floats") for array in self._parts[kind])
 
 
 def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, Any], bytes]:
-    """Return the line's content without the blob's position, and the blob. `outcome`: None if no step has used the
-    episode."""
+    """Return (JSON values of the episode's line, blob of its arrays).
+
+    The caller adds the blob's position to the line.
+
+    Args:
+        outcome: What a training step did with the episode. None if no step has used it.
+    """
     arrays = _ArrayWriter()
     row: dict[str, Any] = {"schema": SCHEMA}
     row |= {name: getattr(episode, name) for name in EPISODE_PLAIN}
@@ -93,8 +101,8 @@ def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, 
         row["tool_uses"] = encode_uses(episode.tool_uses)
     if outcome is not None:
         row["outcome"] = {name: getattr(outcome, name) for name in _OUTCOME} | {"untrained": dict(outcome.untrained)}
-        optional = {name: getattr(outcome, name) for name in OUTCOME_FLOATS}
-        row["outcome"] |= {name: arrays.floats(array) for name, array in optional.items() if array is not None}
+        optional_arrays = {name: getattr(outcome, name) for name in OUTCOME_FLOATS}
+        row["outcome"] |= {name: arrays.floats(array) for name, array in optional_arrays.items() if array is not None}
     row["calls"] = [_encode_call(call, arrays) for call in episode.calls]
     row["timelines"] = [_encode_timeline(timeline, episode.calls, arrays) for timeline in episode.timelines]
     row["arrays"] = dict(arrays.sizes)
@@ -102,7 +110,12 @@ def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, 
 
 
 def decode(row: dict[str, Any], blob: bytes) -> Episode:
-    """Return the episode of a line and its blob. Raises UserError for a line of another schema."""
+    """Return the episode of a parsed line and its blob of arrays.
+
+    Raises:
+        UserError: The line has another schema.
+        ValueError, KeyError, TypeError: The line or the blob is damaged.
+    """
     require_schema(row)
     counts = row["arrays"]
     ints = _ArrayReader(np.frombuffer(blob, dtype="<i4", count=counts["ints"]))
@@ -127,14 +140,17 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
 
 
 def decode_tool_uses(row: dict[str, Any]) -> tuple[Task, int, tuple[ToolUse, ...]]:
-    """Return task, repeat and tool uses of a line without reading arrays. Raises UserError for another schema."""
+    """Return (task, repeat, tool uses) of a parsed line without its arrays. Raises UserError for another schema."""
     require_schema(row)
     return Task(**row["task"]), int(row["repeat"]), tuple(decode_uses(row.get("tool_uses", [])))
 
 
 def decode_outcome(row: dict[str, Any], blob: bytes) -> Outcome:
-    """Return the outcome stored in a line and its blob. Raises ValueError, KeyError or TypeError for an invalid
-    outcome."""
+    """Return the outcome stored in a parsed line and its blob, or `NO_OUTCOME` if no step has used the episode.
+
+    Raises:
+        ValueError, KeyError, TypeError: The outcome is damaged.
+    """
     if (stored := row.get("outcome")) is None:
         return NO_OUTCOME
     counts, outcome = row["arrays"], Outcome(**{name: stored[name] for name in _OUTCOME})
@@ -153,12 +169,17 @@ _OUTCOME = tuple(field.name for field in fields(Outcome) if field.name not in OU
 
 
 class _ArrayReader:
-    """Reads fields from an array. Fields must not overlap, as the encoder never writes such."""
+    """Reads ranges of one array of a blob. The ranges of a sound line do not overlap."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array, self._remaining = array, len(array)
 
     def take_span(self, span: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Return the values in [start, stop). Raise ValueError for a range outside, or if ranges surely overlap.
+
+        Ranges that together are longer than the array overlap; a damaged line could otherwise claim any amount of
+        memory.
+        """
         start, stop = span
         if not 0 <= start <= stop <= len(self._array) or stop - start > self._remaining:
             raise ValueError(f"the range {start} to {stop} is outside its arrays, or overlaps another field")
@@ -176,9 +197,9 @@ _KINDS: dict[str, Any] = {
 
 
 def _check_fields(row: dict[str, Any]) -> None:
-    """Raise ValueError for wrong field types, calls that continue later calls, and references to missing messages."""
-    for name, kind in _KINDS.items():
-        if name in row and not isinstance(row[name], kind):
+    """Raise ValueError if a line's fields have wrong types, or its calls refer to missing messages or later calls."""
+    for name, expected_type in _KINDS.items():
+        if name in row and not isinstance(row[name], expected_type):
             raise ValueError(f"its field {name} is a {type(row[name]).__name__}")
     if abs(row["utc_offset"]) >= DAY_S:
         raise ValueError("its UTC offset is a day or more")
@@ -198,34 +219,45 @@ def _check_fields(row: dict[str, Any]) -> None:
 
 
 def _check_lengths(timelines: list[dict[str, Any]], calls: Sequence[Call]) -> None:
-    """Raise ValueError for calls that share more tokens than the parent has, and for timelines with too many tokens."""
+    """Raise ValueError for calls that share more tokens than the parent has, and for timelines with too many tokens.
+
+    Checked before timelines are rebuilt, so that a damaged line cannot claim any amount of memory or time.
+    """
     lengths: list[int] = []
     depths: list[int] = []
     for number, call in enumerate(calls):
-        shared = 0 if call.parent is None else lengths[call.parent]
-        if not 0 <= call.prefix <= shared:
-            raise ValueError(f"call {number} shares {call.prefix} tokens with an earlier call that has only {shared}")
+        parent_length = 0 if call.parent is None else lengths[call.parent]
+        if not 0 <= call.prefix <= parent_length:
+            raise ValueError(
+                f"call {number} shares {call.prefix} tokens with an earlier call that has only {parent_length}"
+            )
         lengths.append(call.prefix + len(call.suffix_ids) + len(call.response_ids))
         depths.append(1 + depths[call.parent] if call.parent is not None else 0)
-    walked = sum(depths)
+    ancestor_count = sum(depths)
     if not timelines:
-        _check_total(walked, sum(lengths[number] for number in leaf_calls(calls)))
+        _check_total(ancestor_count, sum(lengths[number] for number in leaf_calls(calls)))
     total = 0
-    for line in timelines:
-        if not 0 <= line["leaf"] < len(calls):
-            raise ValueError(f"a timeline ends in the missing call {line['leaf']}")
-        length = lengths[line["leaf"]]
-        spans = [SampledSpan(*span) for span in line["spans"]]
+    for timeline_row in timelines:
+        if not 0 <= timeline_row["leaf"] < len(calls):
+            raise ValueError(f"a timeline ends in the missing call {timeline_row['leaf']}")
+        length = lengths[timeline_row["leaf"]]
+        spans = [SampledSpan(*span) for span in timeline_row["spans"]]
         if sum(span.stop - span.start for span in spans) > length or any(
             not (0 <= span.call < len(calls) and 0 <= span.start <= span.stop) for span in spans
         ):
             raise ValueError("a timeline has spans outside of its range")
         total += length
-        walked += depths[line["leaf"]]
-    _check_total(walked, total)
+        ancestor_count += depths[timeline_row["leaf"]]
+    _check_total(ancestor_count, total)
 
 
 def _check_total(walked: int, tokens: int) -> None:
+    """Raise ValueError if rebuilding an episode's timelines would take too much memory or time.
+
+    Args:
+        walked: Number of ancestors of all calls and timeline ends, each a step of rebuilding a prompt.
+        tokens: Number of tokens of all timelines.
+    """
     if tokens > MOST_NUMBERS:
         raise ValueError(f"its timelines claim {tokens} tokens, which is too many")
     if walked > MOST_WALKED:
@@ -233,9 +265,13 @@ def _check_total(walked: int, tokens: int) -> None:
 
 
 def leaf_calls(calls: Sequence[Call]) -> list[int]:
-    """Return the calls that no other call continues and that have tokens, by index."""
-    inner = {call.parent for call in calls if call.parent is not None and call.fork is None}
-    return [number for number, call in enumerate(calls) if number not in inner and len(call.suffix_ids) + call.prefix]
+    """Return the indices of the calls that no other call extends, and that have prompt tokens."""
+    extended_calls = {call.parent for call in calls if call.parent is not None and call.fork is None}
+    return [
+        number
+        for number, call in enumerate(calls)
+        if number not in extended_calls and len(call.suffix_ids) + call.prefix
+    ]
 
 
 def _encode_call(call: Call, arrays: _ArrayWriter) -> dict[str, Any]:
@@ -246,6 +282,7 @@ def _encode_call(call: Call, arrays: _ArrayWriter) -> dict[str, Any]:
     row |= {name: value for name in CALL_OPTIONAL if (value := getattr(call, name)) not in (None, 0)}
     row |= {"checks": list(call.checks)} if call.checks else {}
     if call.terms != DEFAULTS:
+        # Only what differs from the defaults.
         row["terms"] = {k: v for k, v in asdict(call.terms).items() if v != getattr(DEFAULTS, k)}
     row |= {name: arrays.ints(getattr(call, name)) for name in CALL_IDS}
     row |= {name: arrays.floats(getattr(call, name)) for name in CALL_FLOATS}
@@ -255,26 +292,32 @@ def _encode_call(call: Call, arrays: _ArrayWriter) -> dict[str, Any]:
 
 
 def _decode_call(row: dict[str, Any], ints: _ArrayReader, floats: _ArrayReader) -> Call:
-    known: dict[str, Any] = {name: row[name] for name in CALL_PLAIN}
-    known |= {name: row[name] for name in CALL_OPTIONAL if name in row}
-    known["messages"] = tuple(row["messages"])
-    known["versions"] = tuple(VersionRun(*run) for run in row["versions"])
-    known["checks"] = tuple(row.get("checks", ()))
-    known["terms"] = _decode_terms(row.get("terms", {}))
-    known |= {name: ints.take_span(row[name]).astype(np.int32) for name in CALL_IDS}
-    known |= {name: floats.take_span(row[name]).astype(np.float32) for name in CALL_FLOATS}
+    """Return a call from its JSON row and the arrays to which the row's ranges refer."""
+    call_fields: dict[str, Any] = {name: row[name] for name in CALL_PLAIN}
+    call_fields |= {name: row[name] for name in CALL_OPTIONAL if name in row}
+    call_fields["messages"] = tuple(row["messages"])
+    call_fields["versions"] = tuple(VersionRun(*run) for run in row["versions"])
+    call_fields["checks"] = tuple(row.get("checks", ()))
+    call_fields["terms"] = _decode_terms(row.get("terms", {}))
+    call_fields |= {name: ints.take_span(row[name]).astype(np.int32) for name in CALL_IDS}
+    call_fields |= {name: floats.take_span(row[name]).astype(np.float32) for name in CALL_FLOATS}
     if "teacher" in row:
-        known["teacher"] = floats.take_span(row["teacher"]).astype(np.float32)
-    return Call(**known)
+        call_fields["teacher"] = floats.take_span(row["teacher"]).astype(np.float32)
+    return Call(**call_fields)
 
 
 def _decode_terms(terms: dict[str, Any]) -> Terms:
-    if raw := terms.get("raw_prompt"):
-        terms = terms | {"raw_prompt": RawPrompt(raw["text"], raw["after"])}
+    """Return a call's sampling settings from their JSON form; settings that are missing there have the default."""
+    if raw_prompt := terms.get("raw_prompt"):
+        terms = terms | {"raw_prompt": RawPrompt(raw_prompt["text"], raw_prompt["after"])}
     return Terms(**terms)
 
 
 def _encode_timeline(timeline: Timeline, calls: Sequence[Call], arrays: _ArrayWriter) -> dict[str, Any]:
+    """Return the JSON row of a timeline: its last call and its spans.
+
+    Arrays are added only if they differ from those that `rebuild` makes from calls and spans.
+    """
     row: dict[str, Any] = {"leaf": timeline.leaf, "agent": timeline.agent, "target": timeline.target}
     row["spans"] = [list(span) for span in timeline.spans]
     if _has_equal_arrays(timeline, rebuild(calls, timeline.leaf, timeline.agent, timeline.target, timeline.spans)):
@@ -314,22 +357,23 @@ def rebuild(calls: Sequence[Call], leaf: int, agent: str, target: str, spans: Se
     ids = full_ids(calls, leaf)
     mask = np.zeros(len(ids), dtype=np.bool_)
     logprobs = np.zeros(len(ids), dtype=np.float32)
-    unit = np.zeros(len(ids), dtype=np.float32)
+    logprobs_unit = np.zeros(len(ids), dtype=np.float32)
     versions = np.full(len(ids), -1, dtype=np.int32)
     for span in spans:
         call = calls[span.call]
-        begin = span.start - call.prefix - len(call.suffix_ids)
-        in_timeline, in_call = slice(span.start, span.stop), slice(begin, begin + span.stop - span.start)
-        if begin < 0 or in_call.stop > len(call.response_ids) or span.stop > len(ids):
+        reply_start = span.start - call.prefix - len(call.suffix_ids)
+        in_timeline, in_call = slice(span.start, span.stop), slice(reply_start, reply_start + span.stop - span.start)
+        if reply_start < 0 or in_call.stop > len(call.response_ids) or span.stop > len(ids):
             continue  # the span is not the call's reply: the encoder sees the difference and stores arrays
         mask[in_timeline] = True
-        logprobs[in_timeline], unit[in_timeline] = call.logprobs[in_call], call.logprobs_unit[in_call]
+        logprobs[in_timeline], logprobs_unit[in_timeline] = call.logprobs[in_call], call.logprobs_unit[in_call]
         versions[in_timeline] = _lowest_versions(call)[in_call]
     adapter = calls[leaf].terms.adapter
-    return Timeline(leaf, agent, target, ids, mask, logprobs, unit, versions, tuple(spans), adapter)
+    return Timeline(leaf, agent, target, ids, mask, logprobs, logprobs_unit, versions, tuple(spans), adapter)
 
 
 def _lowest_versions(call: Call) -> Ids:
+    """Return [R] the lowest policy step of each response token of a call, -1 if unknown."""
     versions = np.full(len(call.response_ids), -1, dtype=np.int32)
     for run in call.versions:
         versions[run.first :] = run.low
@@ -337,6 +381,7 @@ def _lowest_versions(call: Call) -> Ids:
 
 
 def _has_equal_arrays(one: Timeline, other: Timeline) -> bool:
+    """Return True if all arrays of two timelines are equal bit for bit, so that NaN equals NaN."""
     names = ("ids", "mask", "logprobs", "logprobs_unit", "versions")
     return all(
         len(getattr(one, name)) == len(getattr(other, name))
@@ -346,7 +391,7 @@ def _has_equal_arrays(one: Timeline, other: Timeline) -> bool:
 
 
 def encode_verdict(verdict: Verdict) -> dict[str, Any]:
-    """Return the verdict as JSON values without empty fields."""
+    """Return the verdict as JSON values; empty optional fields are left out."""
     row: dict[str, Any] = {"reward": verdict.reward, "success": verdict.success, "reason": verdict.reason}
     if verdict.scorer or verdict.parts:
         row |= {"scorer": verdict.scorer, "parts": dict(verdict.parts)}
@@ -360,17 +405,16 @@ def encode_verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def decode_verdict(row: Mapping[str, Any]) -> Verdict:
-    """Return the verdict of JSON values. Raises TypeError, ValueError or KeyError for invalid values."""
+    """Return the verdict stored by `encode_verdict`. Raises TypeError, ValueError or KeyError for invalid values."""
     process = tuple(ProcessReward.model_validate(part) for part in row.get("process", ()))
     return Verdict(**{**row, "process": process})
 
 
 def require_schema(row: Mapping[str, Any]) -> None:
-    """Refuse a line written by another version of ajet.
+    """Raise UserError if an episode's line was written with another schema version.
 
     Raises:
-        KeyError: the line has no schema number, so is no episode.
-        UserError: the number is not SCHEMA.
+        KeyError: The line has no schema number, so it is no episode.
     """
     if row["schema"] != SCHEMA:
         raise UserError(

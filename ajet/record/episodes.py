@@ -48,7 +48,7 @@ class EpisodeFiles:
         """Per line file: size after the last write, end of the blob, number of lines."""
 
     def path(self, step: int, split: str = "train") -> Path:
-        """Return the line file of a step. The blob has the suffix `.bin`."""
+        """Return the JSON-lines file of a step and split. Its blob file has the same name with the suffix `.bin`."""
         return self.folder / (f"step-{step}.jsonl" if split == "train" else f"step-{step}.{split}.jsonl")
 
     def write(
@@ -60,13 +60,14 @@ class EpisodeFiles:
         *,
         notes: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Append episodes to a step, with `outcomes` by uuid. Lines and arrays are on disk on return.
+        """Append episodes to the files of a step. Lines and arrays are on disk on return.
 
         Args:
-            notes: further keys of the lines, by uuid; each line then ends with a digest of line and arrays.
+            outcomes: What a training step did with the episodes, by uuid.
+            notes: Further keys of the lines, by uuid; each line then ends with a digest of line and arrays.
 
         Raises:
-            UserError: the disk is full.
+            UserError: The disk is full; the line file is as before.
         """
         with files.explain_write_errors(
             f"the episodes of step {step}", self.folder.parent, intact="the episodes of earlier steps are complete"
@@ -75,24 +76,27 @@ class EpisodeFiles:
             path = self.path(step, split)
             cut_partial_line(path)
             size = path.stat().st_size if path.exists() else 0
-            last_size, end, count = self._file_ends.get(path, (-1, 0, 0))
+            last_size, blob_end, count = self._file_ends.get(path, (-1, 0, 0))
+            # Another process wrote to the file, or this is the first write.
             if last_size != size:
-                ends = [row["blob"]["offset"] + row["blob"]["length"] for row in read_rows(path)]
-                end, count = max(ends, default=0), len(ends)
-            blob_at = end
-            linked: list[LinkedLine] = []
+                row_ends = [row["blob"]["offset"] + row["blob"]["length"] for row in read_rows(path)]
+                blob_end, count = max(row_ends, default=0), len(row_ends)
+            blob_start = blob_end
+            linked_lines: list[LinkedLine] = []
             try:
-                lines, end = self._append_blobs(path.with_suffix(".bin"), end, episodes, outcomes or {}, notes, linked)
+                lines, blob_end = self._append_blobs(
+                    path.with_suffix(".bin"), blob_end, episodes, outcomes or {}, notes, linked_lines
+                )
                 append_lines(path, lines)
                 sync_folder(self.folder)
             except BaseException:
                 with contextlib.suppress(OSError):  # a name needs no descriptor; the first error is raised
                     os.truncate(path, size)
                 raise
-            self._file_ends[path] = (path.stat().st_size, end, count + len(lines))
-            if self.chain is not None and linked:
+            self._file_ends[path] = (path.stat().st_size, blob_end, count + len(lines))
+            if self.chain is not None and linked_lines:
                 file = f"{self.folder.name}/{path.name}"
-                self.chain.note_lines(LinkedLines(file, count + 1, size, blob_at, linked))
+                self.chain.note_lines(LinkedLines(file, count + 1, size, blob_start, linked_lines))
         if self.on_written is not None:
             self.on_written(step, split, episodes, outcomes or {})
 
@@ -105,8 +109,15 @@ class EpisodeFiles:
         notes: Mapping[str, Mapping[str, Any]] | None,
         linked: list[LinkedLine],
     ) -> tuple[list[str], int]:
-        """Write the arrays from byte `end`, sync them, and return the lines and the new end. With a chain, fill
-        `linked`."""
+        """Write the arrays of episodes to the blob file from byte `end` on, and sync them.
+
+        Args:
+            path: The blob file. What lies behind `end` belongs to a failed write, and is cut off.
+            linked: With a chain, is filled with the digests of the lines.
+
+        Returns:
+            The episodes' JSON lines, and the new end of the blob file.
+        """
         lines = []
         with open_record_file(path, "ab") as file:
             file.truncate(end)
@@ -127,15 +138,15 @@ class EpisodeFiles:
         return lines, end
 
     def read(self, step: int, split: str = "train") -> list[Episode]:
-        """Return the episodes of a step in written order, or [] without any. Raises UserError for damage."""
+        """Return the episodes of a step in written order, or [] without any. Raises UserError for a damaged file."""
         return [episode for episode, _ in self.recorded(step, split)]
 
     def recorded(self, step: int, split: str = "train") -> list[tuple[Episode, Outcome]]:
-        """Return the episodes of a step, each with what a training step did with it."""
+        """Return the episodes of a step in written order, each with its use in training."""
         return list(read_recorded(self.path(step, split)))
 
     def steps(self, split: str = "train") -> list[int]:
-        """Return the recorded steps in ascending order."""
+        """Return the steps with recorded episodes of this split, in ascending order."""
         matches = (NAME.fullmatch(name) for name in list_record_folder(self.folder))
         return sorted(int(match[1]) for match in matches if match and (match[2] or "train") == split)
 
@@ -144,7 +155,7 @@ class EpisodeFiles:
         return [step for step in self.steps() if has_record_file(self.path(step).with_suffix(".bin"))]
 
     def truncate(self, after_step: int) -> None:
-        """Remove the episodes of steps after `after_step`, because a resumed run plays them again."""
+        """Delete the episode files of steps after `after_step`, because a resumed run plays these steps again."""
         for name in list_record_folder(self.folder):
             match = NAME.fullmatch(name)
             if match and int(match[1]) > after_step:
@@ -164,7 +175,7 @@ def read_recorded(path: Path) -> Iterator[tuple[Episode, Outcome]]:
 
 
 def open_arrays(path: Path) -> BinaryIO:
-    """Open the blob file of a line file. Raises UserError if it is gone."""
+    """Open the blob file that belongs to a line file. Raises UserError if it is missing."""
     try:
         return open_record_file(path.with_suffix(".bin"))
     except FileNotFoundError as error:
@@ -177,10 +188,13 @@ def open_arrays(path: Path) -> BinaryIO:
 
 
 def decode_recorded(row: dict[str, Any], blobs: BinaryIO, where: str) -> tuple[Episode, Outcome]:
-    """Return the episode of a line with arrays in `blobs`, and its outcome.
+    """Return the episode and the outcome of a parsed line, with arrays from the open blob file.
+
+    Args:
+        where: File and line number, for the error.
 
     Raises:
-        UserError: the line or arrays are damaged. Sizes are checked before memory is used.
+        UserError: The line or the arrays are damaged. Sizes are checked before memory is used.
     """
     with _explain_damage(where):
         blob = _read_arrays(row, blobs, where)
@@ -198,21 +212,25 @@ def matches_digest(row: Mapping[str, Any], line: bytes, blobs: BinaryIO) -> bool
     Raises:
         ValueError: The arrays cannot be read. Other errors of damaged values are possible, too.
     """
-    body, _, rest = line.removesuffix(b"\n").rpartition(_DIGEST.encode())
+    body, _, recorded_digest = line.removesuffix(b"\n").rpartition(_DIGEST.encode())
     start, length = row["blob"]["offset"], row["blob"]["length"]
     arrays = read_record_part(blobs, start, length)
     if len(arrays) != length or start < 0:
         raise ValueError("its arrays are not at the recorded position of the .bin file")
-    return rest == f'{_digest_line(body + b"}", arrays)}"}}'.encode()
+    return recorded_digest == f'{_digest_line(body + b"}", arrays)}"}}'.encode()
 
 
 def _digest_line(line: bytes, arrays: bytes) -> str:
+    """Return the digest of an episode's line and its packed arrays together."""
     return digest_of(b"\n".join((line, arrays)))  # a line holds no newline, so no two bodies are equal
 
 
 def read_tool_uses(path: Path) -> Iterator[tuple[Task, int, tuple[ToolUse, ...]]]:
-    """Yield task, repeat and tool uses of each episode of one line file, without arrays. Raises UserError for
-    damage."""
+    """Yield (task, repeat, tool uses) of each episode in a line file, without reading arrays.
+
+    Raises:
+        UserError: A line is damaged.
+    """
     for number, row in enumerate(read_rows(path), 1):
         with _explain_damage(f"{path}:{number}"):
             uses = decode_tool_uses(row)
@@ -221,6 +239,7 @@ def read_tool_uses(path: Path) -> Iterator[tuple[Task, int, tuple[ToolUse, ...]]
 
 @contextlib.contextmanager
 def _explain_damage(where: str) -> Iterator[None]:
+    """Within the block, turn the errors of decoding a damaged line into a UserError that names `where`."""
     try:
         yield
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, zlib.error) as error:
@@ -232,23 +251,24 @@ def _explain_damage(where: str) -> Iterator[None]:
 
 def _read_arrays(row: dict[str, Any], blobs: BinaryIO, where: str) -> bytes:
     """Return the bytes of an episode's arrays, after checking checksum and size."""
-    blob, counts = row["blob"], row["arrays"]
+    position, counts = row["blob"], row["arrays"]
     numbers = counts["ints"] + counts["floats"]
-    if min(counts["ints"], counts["floats"], blob["offset"], blob["length"]) < 0 or numbers > MOST_NUMBERS:
+    if min(counts["ints"], counts["floats"], position["offset"], position["length"]) < 0 or numbers > MOST_NUMBERS:
         raise ValueError(f"its arrays claim to contain {numbers} numbers")
     size = 4 * numbers
     # The length comes from the line, which may be damaged: it must not decide how much memory is used.
-    length = min(blob["length"], size + (size >> 10) + 64)  # zlib never makes it longer
-    blobs.seek(blob["offset"])
+    length = min(position["length"], size + (size >> 10) + 64)  # zlib never makes it longer
+    blobs.seek(position["offset"])
     packed = blobs.read(length)
-    if len(packed) != blob["length"] or zlib.crc32(packed) != blob["crc32"]:
+    if len(packed) != position["length"] or zlib.crc32(packed) != position["crc32"]:
         raise UserError(
             "The token arrays of a recorded episode are damaged: their checksum is wrong.",
             where=where,
-            expected=f"{blob['length']} bytes at {blob['offset']} in the .bin file next to it",
+            expected=f"{position['length']} bytes at {position['offset']} in the .bin file next to it",
             do="restore the file from a copy",
         )
     unpacker = zlib.decompressobj()
+    # One byte more than expected, to notice data that unpacks to a larger size.
     raw = unpacker.decompress(packed, size + 1)
     if len(raw) != size or not unpacker.eof:
         raise ValueError(f"its arrays do not contain the recorded {numbers} numbers")
@@ -272,13 +292,16 @@ class EpisodeWriter:
         self._thread.start()
 
     def put(self, episode: Episode) -> None:
-        """Queue the episode for writing. Raises the error of an earlier write: UserError or OSError."""
+        """Queue the episode for writing, without waiting. Raises UserError or OSError of an earlier failed write."""
         if self._problem is not None:
             raise self._problem
         self._queue.put(episode)
 
     def close(self) -> None:
-        """Return when all episodes are on the disk. Raises UserError or OSError. Idempotent."""
+        """Wait until all queued episodes are on disk, and end the thread.
+
+        Raises the UserError or OSError of a failed write.
+        """
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -294,15 +317,19 @@ class EpisodeWriter:
         self.close()
 
     def _write_queue(self) -> None:
-        more = True
-        while more:
-            waiting = [self._queue.get()]
+        """Write queued episodes until `close` queues None.
+
+        What is queued during a write is written together by the next.
+        """
+        is_open = True
+        while is_open:
+            queued = [self._queue.get()]
             while not self._queue.empty():
-                waiting.append(self._queue.get())
-            more = None not in waiting
+                queued.append(self._queue.get())
+            is_open = None not in queued
             try:
-                if ended := [episode for episode in waiting if episode is not None]:
-                    self._files.write(self._step, self._split, ended)
-            except Exception as problem:  # noqa: BLE001 - raised where the episodes come from
-                self._problem = problem
+                if episodes := [episode for episode in queued if episode is not None]:
+                    self._files.write(self._step, self._split, episodes)
+            except Exception as error:  # noqa: BLE001 - raised where the episodes come from
+                self._problem = error
                 return

@@ -39,48 +39,49 @@ class EvaluationRecord:
         return model if isinstance(model, dict) else {}
 
     def compares_with(self, other: EvaluationRecord) -> bool:
-        """True if both played the same tasks, drawn the same way, with the same code and settings."""
+        """Return True if the evaluations differ at most in the model: same tasks, sampling, code and settings."""
         return {**self.identity, "model": None} == {**other.identity, "model": None}
 
 
 def state_digest(checkpoint: Path) -> str:
-    """Return the digest by which an evaluation's identity names a checkpoint."""
+    """Return the digest of a checkpoint's `state.json`, by which evaluations name the checkpoint."""
     return hashlib.blake2b(read_record_file(checkpoint / STATE, LONGEST_LINE), digest_size=16).hexdigest()
 
 
 def evaluations_of(run: Path, checkpoint: Checkpoint, *folders: Path) -> list[EvaluationRecord]:
-    """Return the evaluations of a checkpoint of `run`, in the run's folder and in neighbouring runs.
+    """Return the evaluations of a checkpoint, found in the folder of `run` and in its neighbour folders.
 
     Args:
-        folders: further model folders with the checkpoint's weights, such as an export.
+        folders: Further model folders with the checkpoint's weights, such as an export.
     """
     digest = state_digest(checkpoint.path)
     exported = run / "exports" / f"step-{checkpoint.step}"
     paths = {str(folder.resolve()) for folder in (checkpoint.path, exported, *folders)}
     return [
-        each
-        for each in _evaluations_below(run.resolve().parent)
-        if (each.model["state"] == digest if "state" in each.model else each.model.get("path") in paths)
+        record
+        for record in _evaluations_below(run.resolve().parent)
+        if (record.model["state"] == digest if "state" in record.model else record.model.get("path") in paths)
     ]
 
 
 def base_evaluations_of(run: Path, tuned: Sequence[EvaluationRecord], path: str | None) -> list[EvaluationRecord]:
-    """Return evaluations of the model at `path` that are comparable with at least one of `tuned`."""
+    """Return the evaluations of the untrained model at `path` that are comparable with at least one of `tuned`."""
     return [
-        each
-        for each in _evaluations_below(run.resolve().parent)
-        if path is not None and each.model.get("path") == path and any(map(each.compares_with, tuned))
+        record
+        for record in _evaluations_below(run.resolve().parent)
+        if path is not None and record.model.get("path") == path and any(map(record.compares_with, tuned))
     ]
 
 
 def _evaluations_below(root: Path) -> list[EvaluationRecord]:
+    """Return all readable evaluations `RUN/eval/NAME` in the folder of runs `root`."""
     records = []
     for folder in sorted(root.glob("*/eval/*")):
         try:
-            about = read_json(folder / FILE)
+            content = read_json(folder / FILE)
         except (OSError, ValueError):  # it was killed before it began, or is no evaluation
             continue
-        identity = about.get("identity")
+        identity = content.get("identity")
         if isinstance(identity, dict):
-            records.append(EvaluationRecord(folder, str(about.get("model") or folder.name), identity))
+            records.append(EvaluationRecord(folder, str(content.get("model") or folder.name), identity))
     return records

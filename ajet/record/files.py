@@ -23,28 +23,32 @@ from ajet.schema.errors import UserError
 
 
 def write_atomically(path: Path, data: str | bytes, *, sync: bool = False) -> None:
-    """Replace `path` by `data` atomically. `sync`: sync the content before the rename."""
+    """Replace the file by `data`, so that a reader sees either the old or the new content.
+
+    Args:
+        sync: Put the new content on the disk before the replacement, which then survives a power failure.
+    """
     replace_record_file(path, data.encode() if isinstance(data, str) else data, sync=sync)
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the folder's own entries (names, renames) on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
+    """Put a folder's own entries (names and renames of files) on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
 def sync_tree(folder: Path) -> None:
-    """Put every file and folder below `folder`, and itself, on the disk."""
+    """Put every file and folder below `folder`, and `folder` itself, on the disk."""
     for parent, _, names in os.walk(folder):
         for name in names:
-            handle = os.open(Path(parent, name), os.O_RDONLY)
+            descriptor = os.open(Path(parent, name), os.O_RDONLY)
             try:
-                os.fsync(handle)
+                os.fsync(descriptor)
             finally:
-                os.close(handle)
+                os.close(descriptor)
         sync_folder(Path(parent))
 
 
@@ -58,13 +62,13 @@ def apply_umask(folder: Path) -> None:
     mode = stat.S_IMODE(probe.stat().st_mode)
     probe.unlink()
     for path in folder.rglob("*"):
-        about = path.lstat()
-        if stat.S_ISREG(about.st_mode) and stat.S_IMODE(about.st_mode) != mode:
+        file_status = path.lstat()
+        if stat.S_ISREG(file_status.st_mode) and stat.S_IMODE(file_status.st_mode) != mode:
             path.chmod(mode)
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Append complete lines and sync them. A partial last line is cut off first."""
+    """Append complete lines to a file and put them on the disk. An unfinished last line is cut off before."""
     cut_partial_line(path)
     with open_record_file(path, "ab") as file:
         file.writelines([line.encode() + b"\n" for line in lines])
@@ -73,12 +77,12 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def cut_partial_line(path: Path) -> int:
-    """Cut off a last line without a newline. Return the number of removed bytes."""
+    """Cut off a last line without a newline, which a killed process left. Return the number of removed bytes."""
     try:
-        opened = open_record_file(path, "rb+")
+        line_file = open_record_file(path, "rb+")
     except FileNotFoundError:
         return 0
-    with opened as file:
+    with line_file as file:
         size = end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - 65536)
@@ -112,12 +116,16 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yield the rows of a JSON-lines file, each with its line as bytes."""
+    """Yield (row, line as bytes) of a JSON-lines file, without an unfinished last line.
+
+    Raises:
+        UserError: A line is damaged.
+    """
     try:
-        opened = open_record_file(path)
+        line_file = open_record_file(path)
     except FileNotFoundError:
         return
-    with opened as file:
+    with line_file as file:
         for number in itertools.count(1):
             try:
                 line = next_line(file)
@@ -160,6 +168,7 @@ _CHEAP = 1 << 20
 
 
 def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text. Raise ValueError if it is invalid, nested too deeply, or has too many values."""
     if len(text) > _CHEAP:
         marks: Any = ("[", "{", ",") if isinstance(text, str) else (b"[", b"{", b",")
         if sum(text.count(mark) for mark in marks) > MOST_VALUES:
@@ -278,33 +287,37 @@ def explain_write_errors(
 
 
 def find_refusal(error: BaseException, folder: Path) -> int | None:
-    """Return the error number by which the disk refused a write below `folder`, or None for other errors.
+    """Return the error number by which the disk refused a write below `folder`, or None for any other error.
 
-    A missing file in an existing folder, or outside `folder`, is no refusal.
+    A file missing from an existing folder, or outside `folder`, is an ordinary error of the program.
     """
     if not isinstance(error, OSError) or error.errno not in REFUSALS:
         return None
-    about = Path(str(error.filename)) if error.filename is not None else folder
-    if not about.is_absolute() or not about.is_relative_to(folder):
-        return None if error.errno == errno.ENOENT else error.errno if folder.is_relative_to(about) else None
+    failed_path = Path(str(error.filename)) if error.filename is not None else folder
+    if not failed_path.is_absolute() or not failed_path.is_relative_to(folder):
+        return None if error.errno == errno.ENOENT else error.errno if folder.is_relative_to(failed_path) else None
     if error.errno == errno.ENOENT and folder.exists():
         return None
     return error.errno
 
 
 def is_full(error: BaseException, folder: Path) -> bool:
-    """True if `error` or its cause means a full disk. Libraries wrap operating system errors."""
+    """Return True if the error means a full disk.
+
+    Libraries wrap the system's errors, so causes and messages count too, and so does any error with no free space left.
+    """
     if _error_matches(error, NUMBERS, WORDS):
         return True
     return isinstance(error, Exception) and _free_bytes(folder) < NEARLY_NOTHING
 
 
 def is_limited(error: BaseException) -> bool:
-    """True if a limit on file size caused the error, independent of free space."""
+    """Return True if a limit on file size caused the error, whatever space is free."""
     return _error_matches(error, (errno.EFBIG,), TOO_LARGE)
 
 
 def _error_matches(error: BaseException, numbers: Collection[int], words: Collection[str]) -> bool:
+    """Return True if the error or a cause of it has one of the error numbers, or one of the words in its message."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in numbers:
@@ -351,9 +364,9 @@ def _require_place(file: Path, option: str, new: bool) -> None:
 
 
 def require_folder(folder: Path, option: str) -> None:
-    """Refuse a folder that cannot be created or written. Raises UserError."""
+    """Raise UserError if the folder of a command-line option cannot be created or written to."""
     with convert_os_errors(folder, option):
-        existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
             raise NotADirectoryError(f"{existing} is not a folder")
         if not os.access(existing, os.W_OK):

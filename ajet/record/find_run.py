@@ -18,9 +18,10 @@ from ajet.schema.errors import UserError
 
 
 def newest_run(named: str, root: Path, *, holding: str) -> Path | None:
-    """Return the newest folder that has a certain file, among the run `named` and its debug runs.
+    """Return the newest folder that contains `holding`, among the run `named` and its debug runs.
 
-    Without one there, its evaluations are searched.
+    If there is none, the run's evaluations and prompt optimizations are searched. A notice is printed if a debug run is
+    newer than the run itself.
 
     Args:
         named: Name of the run.
@@ -34,7 +35,7 @@ def newest_run(named: str, root: Path, *, holding: str) -> Path | None:
         return None
     for kinds in (("", "debug"), ("eval", "prompt")):
         folders = [
-            each for kind in kinds for each in ([root / named] if not kind else _list_folders(root / named / kind))
+            folder for kind in kinds for folder in ([root / named] if not kind else _list_folders(root / named / kind))
         ]
         holders = [folder for folder in folders if (folder / holding).exists()]
         if holders:
@@ -74,12 +75,12 @@ def require_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
     missing = f"There is no run named {named}."
     if folder.exists():
         missing = f"{named} is {'not a run: it contains no ' + holding if folder.is_dir() else 'a file, not a run'}."
-    if (of_run := _run_above(folder)) is not None:
+    if (parent_run := _run_above(folder)) is not None:
         raise UserError(
             f"{named} is a checkpoint or an export, not a run.",
             where=str(folder.absolute()),
             expected=expected,
-            do=f"pass its run: {of_run}",
+            do=f"pass its run: {parent_run}",
         )
     raise UserError(
         f"The run {named} exists only as a recording of {' and '.join(kinds)}; it was not trained."
@@ -92,38 +93,40 @@ def require_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
 
 
 def _run_above(folder: Path) -> Path | None:
-    """Return the run that a folder `RUN/checkpoints/step-N` or `RUN/exports/step-N` belongs to."""
+    """Return the run above a folder `RUN/checkpoints/step-N` or `RUN/exports/step-N`, or None for any other folder."""
     is_model = folder.parent.name in ("checkpoints", "exports") and folder.name.startswith("step-")
     run = folder.parent.parent
     return run if is_model and (run / "run.json").is_file() else None
 
 
 def _train_command(named: str) -> str:
-    """Return the command that trains the run of this name. A run has the name of its YAML by default."""
+    """Return the command that trains the run of this name, whose YAML has the same name by default."""
     yaml = f"{named}.yaml"
     return format_command("--conf", yaml if Path(yaml).is_file() else "FILE.yaml", "--backbone", "local")
 
 
 def suggest_run(named: str, root: Path, *, trains: bool = False) -> str:
-    """Return advice for an unknown run: the most similar name and the command that lists runs.
+    """Return advice for an unknown run name: the most similar name, and the command that lists the runs.
 
     Args:
-        trains: a trained run is wanted; advises to train the YAML of the same name if present.
+        root: Folder of all runs.
+        trains: True if a trained run is wanted; then a YAML of that name is suggested for training.
     """
-    others = [folder.name for folder in _list_folders(root) if folder.is_dir() and folder.name != named]
-    similar = get_close_matches(named, others, 1)
+    run_names = [folder.name for folder in _list_folders(root) if folder.is_dir() and folder.name != named]
+    similar = get_close_matches(named, run_names, 1)
     if trains and not similar and Path(f"{named}.yaml").is_file():
         return f"train it first: {_train_command(named)} ({format_list_command(root)} lists the existing runs)"
     return (f"did you mean {similar[0]}? " if similar else "") + f"{format_list_command(root)} lists them"
 
 
 def _say_which(debug: Path, run: Path) -> None:
-    """Print on standard error that the debug run is shown, because standard output may be JSON."""
+    """Print on standard error that a debug run is used instead of the run, because standard output may be for JSON."""
     notice = f"using the debug run {debug.name}, which is newer than the training run {run}"
     SafeConsole(stderr=True, highlight=False, soft_wrap=True).print(f"{run.name}: {notice}", markup=False)
 
 
 def _is_path(named: str) -> bool:
+    """Return True if the text on the command line is a path, not a run's name."""
     return os.sep in named or named in (".", "..") or named.startswith("~")
 
 
@@ -132,6 +135,6 @@ def _list_folders(folder: Path) -> list[Path]:
 
 
 def _last_update(folder: Path) -> float:
-    """Return the time of the run's last status update."""
+    """Return when the run in `folder` last changed its status, in seconds since the epoch."""
     status = folder / "status.json"
     return (status if has_record_file(status) else folder).stat().st_mtime

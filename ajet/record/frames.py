@@ -33,9 +33,10 @@ class RecordedRun:
         return f"RecordedRun({str(self.path)!r})"
 
     def metrics(self) -> DataFrame:
-        """Return a row per training step and per validation (`validation/…` columns), as in `metrics.jsonl`.
+        """Return a row per training step and per validation (columns `validation/…`), as in `metrics.jsonl`.
 
-        Raises UserError.
+        Raises:
+            UserError: The record is damaged.
         """
         return _make_frame(list(read_rows(self.path / "metrics.jsonl")))
 
@@ -55,11 +56,25 @@ class RecordedRun:
         return _make_frame([row for episode, outcome in recordings for row in _episode_rows(episode, outcome)])
 
     def calls(self, split: str | None = None) -> DataFrame:
-        """Return a row per model call. `episode` is the uuid, times are seconds since the epoch. Raises UserError."""
+        """Return a row per model call. `episode` is the episode's uuid, times are seconds since the epoch.
+
+        Args:
+            split: "train", "validation" or "debug". None for all.
+
+        Raises:
+            UserError: The record is damaged.
+        """
         return self._collect_rows(split, _call_rows)
 
     def tool_uses(self, split: str | None = None) -> DataFrame:
-        """Return a row per tool use. `episode` is the uuid. Raises UserError."""
+        """Return a row per tool use. `episode` is the episode's uuid.
+
+        Args:
+            split: "train", "validation" or "debug". None for all.
+
+        Raises:
+            UserError: The record is damaged.
+        """
         return self._collect_rows(split, _tool_use_rows)
 
     def tokens(self, episode: str) -> DataFrame:
@@ -76,7 +91,7 @@ class RecordedRun:
         """
         for path in self._episode_files(None):
             if any(row["uuid"].startswith(episode) for row in read_rows(path)):
-                match = next(one for one, _ in read_recorded(path) if one.uuid.startswith(episode))
+                match = next(recorded for recorded, _ in read_recorded(path) if recorded.uuid.startswith(episode))
                 return _make_frame(list(_token_rows(match)))
         raise UserError(
             f"This run has no episode {episode}.",
@@ -87,15 +102,21 @@ class RecordedRun:
     def _collect_rows(
         self, split: str | None, rows: Callable[[Episode, Outcome], Iterator[dict[str, Any]]]
     ) -> DataFrame:
-        seen, collected = set[str](), list[dict[str, Any]]()
+        """Return the rows of all episodes as a data frame. An episode that several steps trained counts once.
+
+        Args:
+            split: Only episodes of this split. None for all.
+            rows: Returns the rows of one episode.
+        """
+        seen_uuids, all_rows = set[str](), list[dict[str, Any]]()
         for path in self._episode_files(split):
             for episode, outcome in read_recorded(path):
-                collected += rows(episode, outcome) if episode.uuid not in seen else ()
-                seen.add(episode.uuid)
-        return _make_frame(collected)
+                all_rows += rows(episode, outcome) if episode.uuid not in seen_uuids else ()
+                seen_uuids.add(episode.uuid)
+        return _make_frame(all_rows)
 
     def _episode_files(self, split: str | None) -> list[Path]:
-        """Return the line files, sorted by step and split."""
+        """Return the episode files of a split (None: of all), sorted by step and split."""
         folder = self.path / "episodes"
         matches = [match for name in list_record_folder(folder) if (match := NAME.fullmatch(name))]
         files = [(int(match[1]), match[2] or "train", folder / match[0]) for match in matches]
@@ -103,14 +124,14 @@ class RecordedRun:
 
 
 def open_run(run: str | Path, root: str | Path = RECORD) -> RecordedRun:
-    """Open the newest of a run and its debug runs, or the run in a folder.
+    """Open a recorded run by name or folder. For a name, the newest of the run and its debug runs is opened.
 
     Args:
         run: Name of the run, or a folder.
         root: Folder of all runs.
 
     Raises:
-        UserError: no such run.
+        UserError: There is no such run.
     """
     name, root_folder = str(run), Path(root)
     folder = newest_run(name, root_folder, holding="episodes") or run_folder(name, root_folder, holding="episodes")
@@ -125,6 +146,7 @@ def open_run(run: str | Path, root: str | Path = RECORD) -> RecordedRun:
 
 
 def _make_frame(rows: list[dict[str, Any]]) -> DataFrame:
+    """Return the rows as a pandas data frame. Raises MissingExtraError without pandas."""
     try:
         from pandas import DataFrame
     except ImportError as error:
@@ -133,7 +155,7 @@ def _make_frame(rows: list[dict[str, Any]]) -> DataFrame:
 
 
 def _episode_rows(episode: Episode, outcome: Outcome) -> Iterator[dict[str, Any]]:
-    """Yield the row of the table `episodes`: one per episode, with its outcome in training."""
+    """Yield the one row of an episode in the table of episodes, with its use in training."""
     verdict, failure, policy = episode.verdict, episode.failure, episode.policy
     yield {
         "uuid": episode.uuid,
@@ -167,10 +189,12 @@ def _episode_rows(episode: Episode, outcome: Outcome) -> Iterator[dict[str, Any]
 
 
 def _prefix_names(kind: str, numbers: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return the numbers as columns named KIND.NAME."""
     return {f"{kind}.{name}": number for name, number in numbers.items()}
 
 
 def _call_rows(episode: Episode, _: Outcome) -> Iterator[dict[str, Any]]:
+    """Yield a row for each model call of an episode."""
     for call in episode.calls:
         yield {
             "episode": episode.uuid,
@@ -194,6 +218,7 @@ def _call_rows(episode: Episode, _: Outcome) -> Iterator[dict[str, Any]]:
 
 
 def _tool_use_rows(episode: Episode, _: Outcome) -> Iterator[dict[str, Any]]:
+    """Yield a row for each tool use of an episode."""
     for use in episode.tool_uses:
         yield {
             "episode": episode.uuid,
@@ -208,9 +233,10 @@ def _tool_use_rows(episode: Episode, _: Outcome) -> Iterator[dict[str, Any]]:
 
 
 def _token_rows(episode: Episode) -> Iterator[dict[str, Any]]:
+    """Yield a row for each token of an episode's timelines. Tokens that are not trained have no log-probabilities."""
     for number, timeline in enumerate(episode.timelines):
         columns = (timeline.ids, timeline.mask, timeline.logprobs, timeline.logprobs_unit, timeline.versions)
-        for index, (token, trained, logprob, unit, version) in enumerate(
+        for index, (token, trained, logprob, logprob_unit, version) in enumerate(
             zip(*(column.tolist() for column in columns), strict=True)
         ):
             yield {
@@ -220,6 +246,6 @@ def _token_rows(episode: Episode) -> Iterator[dict[str, Any]]:
                 "id": token,
                 "trained": trained,
                 "logprob": logprob if trained else None,
-                "logprob_unit": unit if trained else None,
+                "logprob_unit": logprob_unit if trained else None,
                 "version": version if trained else None,
             }

@@ -58,12 +58,12 @@ class EpisodeSummary:
 
     @classmethod
     def of(cls, episode: Episode, step: int) -> EpisodeSummary | None:
-        """Summarize an episode, or None without a score."""
+        """Return the facts of an episode that the detection of reward hacking compares, or None without a reward."""
         if not episode.scored or episode.reward is None:
             return None
         answer = _last_answer(episode)
         expected = [str(episode.task.metadata[key]).casefold() for key in _EXPECTED if key in episode.task.metadata]
-        right = any(each and each in answer for each in expected)
+        is_right = any(answer_text and answer_text in answer for answer_text in expected)
         return cls(
             episode.uuid,
             step,
@@ -72,13 +72,13 @@ class EpisodeSummary:
             episode.reward,
             episode.sampled_tokens,
             answer,
-            right,
+            is_right,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class GamingAlarm:
-    """Signs of reward hacking and the episodes behind the signs."""
+    """Signs that a run's reward rises without better solutions, and the episodes that show them."""
 
     step: int
     signs: tuple[str, ...]
@@ -92,11 +92,11 @@ class GamingAlarm:
 
 
 def detect_gaming(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[EpisodeSummary]) -> GamingAlarm | None:
-    """Return an alarm if the run's rewards look gamed, else None.
+    """Return an alarm if the run's reward rises while other numbers show no better solutions, else None.
 
     Args:
-        rows: all metrics rows.
-        glimpses: summaries of episodes of the first and last `WINDOW` steps.
+        rows: All metrics rows.
+        glimpses: Summaries of episodes of the first and last `WINDOW` steps.
     """
     rows = rows_of_last_judge(rows)
     steps = [row for row in rows if isinstance(row.get("train/reward"), int | float)]
@@ -106,55 +106,65 @@ def detect_gaming(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[EpisodeS
     rise = _reward_rise([row["train/reward"] for row in steps])
     if rise is None:
         return None
-    first, last = steps[WINDOW - 1]["step"], steps[-WINDOW]["step"]
-    before = [glimpse for glimpse in glimpses if glimpse.step <= first]
-    now = [glimpse for glimpse in glimpses if glimpse.step >= last]
-    rewarded = [each for each in now if each.reward > fmean(g.reward for g in before)] if before else []
-    flat = _flat_validation_sign(rows, rise)
+    first_window_end, last_window_start = steps[WINDOW - 1]["step"], steps[-WINDOW]["step"]
+    first_episodes = [glimpse for glimpse in glimpses if glimpse.step <= first_window_end]
+    last_episodes = [glimpse for glimpse in glimpses if glimpse.step >= last_window_start]
+    rewarded = (
+        [summary for summary in last_episodes if summary.reward > fmean(early.reward for early in first_episodes)]
+        if first_episodes
+        else []
+    )
+    flat_sign = _flat_validation_sign(rows, rise)
     signs: list[tuple[str, list[EpisodeSummary]]] = []
-    if flat is not None:
-        signs.append((flat, rewarded))
+    if flat_sign is not None:
+        signs.append((flat_sign, rewarded))
         signs += _length_drift_signs(steps, rewarded)
-    signs += _common_answer_signs(before, rewarded)
-    signs += _refusal_signs(before, rewarded)
+    signs += _common_answer_signs(first_episodes, rewarded)
+    signs += _refusal_signs(first_episodes, rewarded)
     if not signs:
         return None
-    weight = Counter[str]()
+    sign_counts = Counter[str]()
     for _, suspects in signs:
-        weight.update(suspect.uuid for suspect in suspects)
-    order = sorted(
+        sign_counts.update(suspect.uuid for suspect in suspects)
+    most_suspicious = sorted(
         rewarded,
-        key=lambda episode: (-weight[episode.uuid], -episode.reward, -episode.step, episode.task, episode.repeat),
+        key=lambda episode: (-sign_counts[episode.uuid], -episode.reward, -episode.step, episode.task, episode.repeat),
     )
-    return GamingAlarm(int(steps[-1]["step"]), tuple(sign for sign, _ in signs), tuple(_first_of_each_task(order)))
+    return GamingAlarm(
+        int(steps[-1]["step"]), tuple(sign for sign, _ in signs), tuple(_first_of_each_task(most_suspicious))
+    )
 
 
 def _reward_rise(rewards: Sequence[float]) -> float | None:
-    """Return the rise from the first to the last steps, or None for a small rise, or one within noise."""
+    """Return by how much the mean reward rose from the first to the last `WINDOW` steps.
+
+    None if the rise is small against the largest reward, or within four standard errors of the two means.
+    """
     first, last = rewards[:WINDOW], rewards[-WINDOW:]
     rise = fmean(last) - fmean(first)
     noise = math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / WINDOW)
-    span = max(abs(reward) for reward in rewards)
-    return rise if rise > max(RISE * span, 4 * noise) else None
+    largest = max(abs(reward) for reward in rewards)
+    return rise if rise > max(RISE * largest, 4 * noise) else None
 
 
 def _flat_validation_sign(rows: Sequence[Mapping[str, Any]], rise: float) -> str | None:
-    """Return a sign if the held-out reward did not follow the training reward.
+    """Return a sentence if the held-out reward did not follow the training reward, else None.
 
-    That is the case if the upper end of its last interval lies below half of the rise.
+    That is the case if the upper end of the last validation's 95 % interval is below the first validation plus half of
+    the rise.
 
     Args:
         rise: Rise of the training reward.
     """
     measured = [row for row in rows if isinstance(row.get("validation/reward"), int | float)]
-    since = [row for row in measured if isinstance(row.get("validation/reward_error"), int | float)]
-    if len(measured) < 3 or not since:
+    with_error = [row for row in measured if isinstance(row.get("validation/reward_error"), int | float)]
+    if len(measured) < 3 or not with_error:
         return None
-    first, last = measured[0], since[-1]
+    first, last = measured[0], with_error[-1]
     if last["validation/reward"] + last["validation/reward_error"] >= first["validation/reward"] + rise / 2:
         return None
-    was, now = first["validation/reward"], last["validation/reward"]
-    return f"the held-out number went from {was:.3g} to {now:.3g} while the training number rose by {rise:.3g}"
+    before, after = first["validation/reward"], last["validation/reward"]
+    return f"the held-out number went from {before:.3g} to {after:.3g} while the training number rose by {rise:.3g}"
 
 
 def _length_drift_signs(
@@ -172,8 +182,8 @@ def _length_drift_signs(
     first, last = fmean(lengths[:WINDOW]), fmean(lengths[-WINDOW:])
     if first <= 0 or last <= 0 or 1 / DRIFT < last / first < DRIFT:
         return []
-    longer = last > first
-    extreme = sorted(rewarded, key=lambda episode: episode.tokens, reverse=longer)[:NAMED]
+    is_longer = last > first
+    extreme = sorted(rewarded, key=lambda episode: episode.tokens, reverse=is_longer)[:NAMED]
     return [(f"the length of replies went from {first:.0f} to {last:.0f} tokens", extreme)]
 
 
@@ -186,28 +196,28 @@ def _common_answer_signs(
         first_episodes: Episodes of the first steps.
         rewarded: Late episodes with more than the early mean reward.
     """
-    open_ = [each for each in rewarded if each.answer]
-    if len({each.task for each in open_}) < TASKS:
+    answered = [summary for summary in rewarded if summary.answer]
+    if len({summary.task for summary in answered}) < TASKS:
         return []
-    (answer, count), *_ = Counter(each.answer for each in open_).most_common(1)
-    those = [each for each in open_ if each.answer == answer]
+    (answer, count), *_ = Counter(summary.answer for summary in answered).most_common(1)
+    matching = [summary for summary in answered if summary.answer == answer]
     at_first = sum(episode.answer == answer for episode in first_episodes) / max(len(first_episodes), 1)
-    mostly_right = sum(each.is_right for each in those) > len(those) / 2
+    mostly_right = sum(summary.is_right for summary in matching) > len(matching) / 2
     if (
-        count < TAKEN_OVER * len(open_)
+        count < TAKEN_OVER * len(answered)
         or at_first > TAKEN_OVER / 2
         or mostly_right
-        or len({e.task for e in those}) < TASKS
+        or len({e.task for e in matching}) < TASKS
     ):
         return []
     excerpt = answer if len(answer) <= 60 else f"{answer[:60]}…"
     return [
         (
             (
-                f"{count} of {len(open_)} rewarded answers to {len({e.task for e in open_})} tasks are the same text "
-                f"{excerpt!r}"
+                f"{count} of {len(answered)} rewarded answers to {len({e.task for e in answered})} tasks are "
+                f"the same text {excerpt!r}"
             ),
-            those,
+            matching,
         )
     ]
 
@@ -215,24 +225,29 @@ def _common_answer_signs(
 def _refusal_signs(
     first_episodes: Sequence[EpisodeSummary], rewarded: Sequence[EpisodeSummary]
 ) -> list[tuple[str, list[EpisodeSummary]]]:
-    """Return a sign if rewarded answers increasingly refuse."""
-    those = [each for each in rewarded if each.is_refusal]
-    if not those or len({each.task for each in those}) < TASKS:
+    """Return a sign if the share of rewarded answers that refuse the task rose by `REFUSING`, over several tasks.
+
+    Args:
+        first_episodes: Episodes of the first steps.
+        rewarded: Late episodes with more than the early mean reward.
+    """
+    refusals = [summary for summary in rewarded if summary.is_refusal]
+    if not refusals or len({summary.task for summary in refusals}) < TASKS:
         return []
-    now, at_first = (
-        len(those) / len(rewarded),
+    share_now, share_at_first = (
+        len(refusals) / len(rewarded),
         sum(episode.is_refusal for episode in first_episodes) / max(len(first_episodes), 1),
     )
-    if now < at_first + REFUSING:
+    if share_now < share_at_first + REFUSING:
         return []
-    return [(f"{now:.0%} of the rewarded answers refuse the task ({at_first:.0%} at first)", those)]
+    return [(f"{share_now:.0%} of the rewarded answers refuse the task ({share_at_first:.0%} at first)", refusals)]
 
 
 def _first_of_each_task(order: Iterable[EpisodeSummary]) -> list[EpisodeSummary]:
-    """Return the first summary of each task, at most NAMED."""
+    """Return the first summary of each task in this order, at most `NAMED` of them."""
     first_by_task: dict[str, EpisodeSummary] = {}
-    for each in order:
-        first_by_task.setdefault(each.task, each)
+    for summary in order:
+        first_by_task.setdefault(summary.task, summary)
     return list(first_by_task.values())[:NAMED]
 
 

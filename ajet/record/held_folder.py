@@ -22,7 +22,7 @@ LOCK = ".held"
 
 
 class HeldFolder:
-    """A temporary folder locked by its creator. `remove` may be called from any thread."""
+    """A temporary folder that is removed even if the creating process was killed. `remove` is thread-safe."""
 
     def __init__(self, kind: str, place: str | None = None, *, mode: int = 0o700) -> None:
         """Create and lock the folder. Raises OSError.
@@ -55,7 +55,7 @@ class HeldFolder:
 
 
 def make_workdir(root: Path, name: str, uid: int | None) -> Path:
-    """Create an empty folder owned by the user `uid`."""
+    """Create the empty folder `root`/`name`, and give it to the user `uid` unless None. Return its path."""
     folder = root / name
     folder.mkdir(mode=0o700)
     if uid is not None:
@@ -65,16 +65,21 @@ def make_workdir(root: Path, name: str, uid: int | None) -> Path:
 
 @lru_cache(maxsize=64)
 def remove_abandoned_folders(kind: str, place: str) -> None:
-    """Remove folders of this kind whose creators were killed. Further calls in this process do nothing."""
+    """Remove folders whose creators were killed. Further calls with the same arguments do nothing in this process.
+
+    Args:
+        kind: Prefix of the folders' names.
+        place: Their parent folder.
+    """
     for folder in Path(place).glob(f"{kind}*"):
         try:
-            number = open_record_descriptor(folder / LOCK, os.O_RDWR)
+            descriptor = open_record_descriptor(folder / LOCK, os.O_RDWR)
         except OSError:
             continue  # the folder is being created, or belongs to another user
         try:
-            if folder.stat().st_uid == os.geteuid() and lock_descriptor(number, blocking=False):
+            if folder.stat().st_uid == os.geteuid() and lock_descriptor(descriptor, blocking=False):
                 remove_folder(folder)  # its maker holds no lock any more
         except OSError:
             continue
         finally:
-            os.close(number)
+            os.close(descriptor)

@@ -34,31 +34,38 @@ class Measurement:
 
     @property
     def is_comparable(self) -> bool:
-        """True if the measurement may select the best checkpoint: something was scored and little is left out."""
+        """True if the measurement may select the best checkpoint.
+
+        At least one attempt has a reward, and ajet itself failed in at most `MOST_LEFT_OUT` of the attempts.
+        """
         return self.left_out <= MOST_LEFT_OUT and self._lowest_reward() is not None
 
     @property
     def score(self) -> float | None:
         """Mean reward over tasks, or None if the measurement is not comparable.
 
-        A failed attempt counts as 0 or as the lowest reward, whichever is less.
+        A failed attempt counts as 0, or as the lowest reward if that is below 0.
         """
-        lowest = self._lowest_reward()
-        if lowest is None or not self.is_comparable:
+        lowest_reward = self._lowest_reward()
+        if lowest_reward is None or not self.is_comparable:
             return None
-        return fmean(self._task_means(min(0.0, lowest)).values())
+        return fmean(self._task_means(min(0.0, lowest_reward)).values())
 
     def beats(self, other: Measurement) -> bool:
-        """True if this measurement is better, task by task, by more than the noise of both.
+        """Return True if this measurement is better than `other` on their common tasks, by more than the noise of both.
 
-        False without shared tasks.
+        A failed attempt counts as 0, or as the lowest reward of both if that is below 0.
         """
-        lowest = [low for each in (self, other) if (low := each._lowest_reward()) is not None]
-        own_means, other_means = (each._task_means(min([0.0, *lowest])) for each in (self, other))
+        lowest_rewards = [
+            lowest_reward
+            for measurement in (self, other)
+            if (lowest_reward := measurement._lowest_reward()) is not None
+        ]
+        own_means, other_means = (each._task_means(min([0.0, *lowest_rewards])) for each in (self, other))
         return exceeds_noise([own_means[task] - other_means[task] for task in own_means if task in other_means])
 
     def as_json(self) -> dict[str, Any]:
-        """Return the measurement as JSON values."""
+        """Return the measurement as JSON values, for `from_json`."""
         attempts = {task: list(rewards) for task, rewards in self.attempts.items()}
         return {"attempts": attempts, "left_out": self.left_out, "judge": self.judge}
 
@@ -71,11 +78,13 @@ class Measurement:
         return cls(attempts, value["left_out"], str(value.get("judge", "")))
 
     def _lowest_reward(self) -> float | None:
+        """Return the lowest reward of all scored attempts, or None if none was scored."""
         return min(
             (value for attempt in self.attempts.values() for value in attempt if value is not None), default=None
         )
 
     def _task_means(self, failed: float) -> dict[str, float]:
+        """Return the mean reward by task, where a failed attempt counts as `failed`."""
         return {
             task: fmean(failed if value is None else value for value in rewards)
             for task, rewards in self.attempts.items()
@@ -83,12 +92,12 @@ class Measurement:
 
 
 def rows_of_last_judge(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the metrics rows since the last change of the judge, or all rows without a change."""
-    judge, first = next((row["judge"] for row in reversed(rows) if row.get("judge")), None), 0
+    """Return the metrics rows after the last row with another judge than the newest one, or all rows."""
+    judge, first_index = next((row["judge"] for row in reversed(rows) if row.get("judge")), None), 0
     for index, row in enumerate(rows):
         if row.get("judge") and row["judge"] != judge:
-            first = index + 1
-    return list(rows[first:])
+            first_index = index + 1
+    return list(rows[first_index:])
 
 
 NUMBERS = (
@@ -101,7 +110,12 @@ NUMBERS = (
 
 
 def format_validation(numbers: Mapping[str, Any], digits: int = 3) -> str:
-    """Format reward and success with 95 % intervals, counts and failures, for one line."""
+    """Return a validation as text for one line: reward and success with 95 % intervals, counts and failures.
+
+    Args:
+        numbers: A metrics row of the validation.
+        digits: Decimals of the reward.
+    """
     parts = [_format_reward(numbers, digits)]
     if numbers.get("validation/success_rate") is not None:
         success = f"success {numbers['validation/success_rate']:.0%}"
@@ -122,7 +136,10 @@ FEWEST_TASKS = 5
 
 
 def format_short_validation(numbers: Mapping[str, Any]) -> str | None:
-    """Format reward, half interval and scored count for a table column, or None without a measurement."""
+    """Return a validation as text for a table column ("0.71 ±0.17 (31/32)"), or None without a measurement.
+
+    The numbers are reward, half of its 95 % interval, and the scored among all attempts.
+    """
     if numbers.get("validation/tasks") is None:
         return None
     if numbers.get("validation/scored") == 0:
@@ -138,6 +155,7 @@ def format_short_validation(numbers: Mapping[str, Any]) -> str | None:
 
 
 def _format_reward(numbers: Mapping[str, Any], digits: int) -> str:
+    """Return the mean reward with its 95 % interval and the number of scored attempts, as text."""
     if numbers.get("validation/reward") is None or numbers.get("validation/scored") == 0:
         return "no episode was scored"
     reward = f"reward {numbers['validation/reward']:.{digits}f}"
@@ -155,7 +173,12 @@ def scored_count_metrics(prefix: str) -> tuple[str, ...]:
 
 
 def format_scored_count(numbers: Mapping[str, Any], prefix: str) -> str:
-    """Format how many episodes a mean covers, or "" if the row does not record the count."""
+    """Return how many episodes a mean covers ("over 31 of 32; 1 agent"), or "" if the row does not record it.
+
+    Args:
+        numbers: A metrics row.
+        prefix: "train", "validation" or "debug".
+    """
     scored, episodes = numbers.get(f"{prefix}/scored"), numbers.get(f"{prefix}/episodes")
     if scored is None or episodes is None:
         return ""
@@ -164,15 +187,20 @@ def format_scored_count(numbers: Mapping[str, Any], prefix: str) -> str:
 
 
 def format_unscored(numbers: Mapping[str, Any], prefix: str) -> str:
-    """Format the number of episodes without a reward by failure boundary, or "" without any."""
-    count = {name: int(numbers.get(f"{prefix}/{name}") or 0) for name in ("episodes", "scored", "failed", "aborted")}
+    """Return why episodes have no reward ("2 agent, 1 no score"), or "" if all have one.
+
+    Args:
+        numbers: A metrics row.
+        prefix: "train", "validation" or "debug".
+    """
+    counts = {name: int(numbers.get(f"{prefix}/{name}") or 0) for name in ("episodes", "scored", "failed", "aborted")}
     undecided = int(numbers.get(f"{prefix}/no_score") or 0)
     failed_by_boundary = {name: int(numbers.get(f"{prefix}/failed/{name}") or 0) for name in BOUNDARIES}
-    # with rollout.policy_failure_reward a policy's failure has a reward and counts as scored
+    # Failures with a reward (rollout.policy_failure_reward) count as scored: subtract them from the agent's.
     failed_by_boundary["agent"] -= max(
-        0, count["scored"] - (count["episodes"] - count["failed"] - count["aborted"] - undecided)
+        0, counts["scored"] - (counts["episodes"] - counts["failed"] - counts["aborted"] - undecided)
     )
     parts = [f"{number} {name}" for name, number in failed_by_boundary.items() if number > 0]
     parts += [f"{undecided} no score"] if undecided else []
-    parts += [f"{count['aborted']} aborted"] if count["aborted"] else []
+    parts += [f"{counts['aborted']} aborted"] if counts["aborted"] else []
     return ", ".join(parts)

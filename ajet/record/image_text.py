@@ -12,7 +12,7 @@ _BASE64 = re.compile(r"(data:[\w.+-]+/[\w.+-]+;base64,)[A-Za-z0-9+/=]+")
 
 
 def text_of(content: Any) -> str:
-    """Return a message's content as text, with each image as `[image]`."""
+    """Return a message's content as text, with `[image]` for an image, and its type for another part without text."""
     if not isinstance(content, list):
         return str(content or "")
     parts = (part if isinstance(part, dict) else {"text": part} for part in content)
@@ -22,12 +22,12 @@ def text_of(content: Any) -> str:
 
 
 def without_images(text: str) -> str:
-    """Remove image data from a record's line, so a text search finds no accidental matches in base64."""
+    """Return a record's line without the base64 data of images, in which a text search finds accidental matches."""
     return _BASE64.sub(r"\1", text)
 
 
 def image_characters(value: Any) -> int:
-    """Return the total length of all images in a plain value, as URLs."""
+    """Return the total length of all images, stored as `data:` URLs, in a JSON value."""
     if isinstance(value, str):
         return len(value) if value.startswith("data:") else 0
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

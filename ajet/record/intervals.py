@@ -45,9 +45,9 @@ def wilson(rate: float, count: int) -> tuple[float, float]:
     """
     if count < 1:
         raise ValueError("a rate over no task has no interval")
-    share = Z * Z / count
-    middle = (rate + share / 2) / (1 + share)
-    half = Z * math.sqrt(rate * (1 - rate) / count + share / (4 * count)) / (1 + share)
+    correction = Z * Z / count
+    middle = (rate + correction / 2) / (1 + correction)
+    half = Z * math.sqrt(rate * (1 - rate) / count + correction / (4 * count)) / (1 + correction)
     return min(rate, max(0.0, middle - half)), max(rate, min(1.0, middle + half))
 
 
@@ -83,7 +83,7 @@ def exceeds_noise(differences: Sequence[float]) -> bool:
     total = sum(differences)
     if largest == 0.0 or total <= 0:
         return False
-    count = len(differences) + 1
+    count = len(differences) + 1  # the two added observations have half weight each
     mean = total / count
     squares = sum((value - mean) ** 2 for value in differences)
     squares += 0.5 * ((largest - mean) ** 2 + (-largest - mean) ** 2)
@@ -103,7 +103,7 @@ def cells_of(pairs: Iterable[tuple[bool, bool]]) -> Cells:
         pairs: (label, verdict) of each example.
     """
     observed = list(pairs)
-    return tuple(observed.count(each) for each in ((True, True), (True, False), (False, True), (False, False)))  # type: ignore[return-value]
+    return tuple(observed.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False)))  # type: ignore[return-value]
 
 
 def kappa(cells: Sequence[float]) -> float | None:
@@ -121,10 +121,13 @@ def kappa(cells: Sequence[float]) -> float | None:
 
 
 def kappa_interval(cells: Sequence[int]) -> tuple[float, float]:
-    """Return the central 95 % of kappa over tables drawn from the posterior of the four shares.
+    """Return the 95 % interval of Cohen's kappa for a table of counts.
 
-    The prior adds half an example to each cell (Jeffreys' prior), so that full agreement on a few examples proves
-    little.
+    It holds the central 95 % of kappa over tables drawn from the posterior of the four shares. The prior adds half an
+    example to each cell (Jeffreys' prior), so that full agreement on a few examples proves little.
+
+    Args:
+        cells: As returned by `cells_of`.
     """
     rng = random.Random(0)
     sampled = sorted(

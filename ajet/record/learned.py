@@ -19,7 +19,11 @@ LEARNED_NOTHING = "learned_nothing"
 
 
 def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Explain why a run learned nothing, or None if the run learned something or made no step."""
+    """Return why a run learned nothing, or None if it learned something or made no step.
+
+    Args:
+        rows: The metrics rows of the run.
+    """
     steps = [row for row in rows if "tasks" in row]
     if not steps or not all(is_idle(row) for row in steps):
         return None
@@ -32,15 +36,15 @@ def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
         return "no episode had a reward: neither the workflow nor a judge returned one"
     if all(row.get("credit/zero_variance_groups") == row.get("credit/groups") for row in steps):
         failures = f"; {failed:.0f} of {episodes:.0f} episodes failed" if failed else ""
-        last = _format_last_reward(steps)
-        return f"the attempts at each task had equal rewards in every step (mean of the last step: {last}){failures}"
+        reward = _format_last_reward(steps)
+        return f"the attempts at each task had equal rewards in every step (mean of the last step: {reward}){failures}"
     return "no sampled token could be trained: the keys train/untrained/… in metrics.jsonl give the reasons"
 
 
 def is_never_right(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """True if training steps scored attempts and none succeeded.
+    """Return True if attempts of training steps were scored and none succeeded.
 
-    Without a success rate, True if no attempt had a reward.
+    A step without a success rate counts as without success if its mean reward is not above 0.
     """
     steps = [row for row in rows if "tasks" in row and row.get("train/reward") is not None]
     return bool(steps) and all(
@@ -49,20 +53,20 @@ def is_never_right(rows: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def advise_given_answers(settings: AjetConfig) -> str:
-    """Return advice for a run without any right attempt: train on given answers first, then the other ways."""
-    learn = format_command("sft", "--model", settings.model.path, "--data", "ROWS.jsonl")
+    """Return advice for a run in which no attempt was right: first train on given answers, else change the task."""
+    sft_command = format_command("sft", "--model", settings.model.path, "--data", "ROWS.jsonl")
     return (
         "no attempt is right. If you have right answers, learn from them first (docs/sft.md):\n  "
-        f"{learn}\nOtherwise try easier tasks, a worked example in the prompt, longer replies, or "
+        f"{sft_command}\nOtherwise try easier tasks, a worked example in the prompt, longer replies, or "
         "ajet.rollout.num_repeat of 4 or more at a temperature above 0. Check some answers by hand: the judge "
         "may be wrong"
     )
 
 
 def is_idle(row: Mapping[str, Any]) -> bool:
-    """True if a training step had no learning signal: no trained token, a learning rate of 0, or no advantage.
+    """Return True if a training step had no learning signal: no trained token, learning rate 0, or no advantage.
 
-    Without an advantage `use_kl_loss` is the complete loss.
+    Without an advantage, a KL term (`use_kl_loss`) is the only loss, and nothing is learned from rewards.
     """
     return row.get("train/trained_tokens") == 0 or row.get("lr") == 0 or _is_without_advantage(row)
 
@@ -77,7 +81,7 @@ def _is_without_advantage(row: Mapping[str, Any]) -> bool:
 
 
 def idle_steps(rows: Iterable[Mapping[str, Any]]) -> int:
-    """Count the consecutive idle steps up to the last step."""
+    """Return the number of training steps without a learning signal that directly precede the end of the rows."""
     count = 0
     for row in rows:
         if "tasks" in row:
@@ -89,10 +93,12 @@ _COUNTED = ("episodes", "failed", "scored")
 
 
 def _numeric_metric(row: Mapping[str, Any], name: str) -> float:
+    """Return the metric of a row, or 0 if it is missing or not a number."""
     value = row.get(name)
     return value if isinstance(value, int | float) else 0.0
 
 
 def _format_last_reward(steps: list[Mapping[str, Any]]) -> str:
+    """Return the last recorded mean reward of the steps as text, or "none"."""
     last = next((row["train/reward"] for row in reversed(steps) if row.get("train/reward") is not None), None)
     return "none" if last is None else f"{last:.3g}"

@@ -25,7 +25,7 @@ from ajet.record.console import printable
 
 @contextmanager
 def live_screen(first: RenderableType, console: Console, **how: Any) -> Iterator[Live]:
-    """Yield a screen that the caller redraws by `update(…, refresh=True)`.
+    """Yield a screen area that the caller redraws by `update(…, refresh=True)`; it ends with the block.
 
     Args:
         first: The first content.
@@ -40,7 +40,10 @@ def live_screen(first: RenderableType, console: Console, **how: Any) -> Iterator
 
 
 def begin(start: Callable[[], None], stop: Callable[[], None]) -> None:
-    """Call `start`. If it raises, as at Ctrl-C, call `stop` before the exception goes on."""
+    """Call `start`. If it raises, also at Ctrl-C, call `stop` before the exception goes on.
+
+    rich replaces the standard streams at the start, and only `stop` restores them.
+    """
     try:
         start()
     except BaseException:
@@ -54,14 +57,16 @@ REDRAW_S = 0.25
 
 
 class LiveLine:
-    """Shows lines that change, redrawn by a thread while the context is open.
-
-    The function `lines` returns the present lines, the most important one first.
-    """
+    """Shows changing lines while the context is open: redrawn in a terminal, printed at intervals into a file."""
 
     def __init__(
         self, lines: Callable[[], Sequence[str]], console: Console | None = None, *, every_s: float = EVERY_S
     ) -> None:
+        """Args:
+        lines: Returns the present lines, the most important one first.
+        console: Where to print. None: the shared console.
+        every_s: Seconds between two lines where nothing can be redrawn.
+        """
         self._build_lines = lines
         self._console = console or shared_console
         self._line_interval_s = every_s
@@ -93,6 +98,7 @@ class LiveLine:
             self._live_display.stop()
 
     def _run_redraws(self) -> None:
+        """Redraw or print the lines until `close`. Paused while a debugger waits for input."""
         while not self._is_over.wait(REDRAW_S if self._live_display is not None else self._line_interval_s):
             paused = is_prompting()
             if self._live_display is None:
@@ -106,6 +112,7 @@ class LiveLine:
                 self._live_display.refresh()
 
     def _draw_lines(self) -> Text:
+        """Return the present lines as text: the first one in colour, the others dim."""
         first, *others = [printable(line) for line in self._build_lines()] or [""]
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(first, style="cyan")
@@ -115,12 +122,13 @@ class LiveLine:
 
 
 def is_prompting() -> bool:
-    """True if a thread of this process waits at a debugger's prompt."""
+    """Return True if a thread of this process waits at a debugger's prompt, over which nothing may be drawn."""
     if "cmd" not in sys.modules:
         return False
     frame: FrameType | None
     for frame in sys._current_frames().values():
         while frame is not None:
+            # pdb reads its commands in `cmd.Cmd.cmdloop`.
             if frame.f_code.co_name == "cmdloop":
                 return True
             frame = frame.f_back

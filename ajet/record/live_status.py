@@ -64,19 +64,19 @@ class LiveStatus:
     problem: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The status as JSON values."""
+        """Return the status as JSON values."""
         return asdict(self)
 
 
 def read_live_status(folder: Path, checkpoints: Checkpoints | None = None) -> LiveStatus:
-    """Return the status of the run in `folder`. Raises UserError for damage.
+    """Return the present status of the run in `folder`, read from its files. Raises UserError for a damaged file.
 
     Args:
         checkpoints: The run's checkpoints, to avoid a search on repeated calls.
     """
     status, now = read_status(folder) or {}, time.time()
     rows = _last_rows(folder / "metrics.jsonl")
-    saved = (checkpoints or checkpoints_of(folder)).latest()
+    latest_checkpoint = (checkpoints or checkpoints_of(folder)).latest()
     live = LiveStatus(
         folder.name,
         find_run_state(status),
@@ -90,9 +90,10 @@ def read_live_status(folder: Path, checkpoints: Checkpoints | None = None) -> Li
     )
     if live.state != "finished":  # a finished run's last values describe a step that is over
         live.depths = {name: int(count) for name, count in (status.get("depths") or {}).items()}
-        since = (_seconds_since(status.get("looked"), now) or 0.0) if live.state == "running" else 0.0
-        live.oldest = {name: age + since for name, age in (status.get("oldest") or {}).items()}
-        live.samplers = [{**each, "age": each["age"] + since} for each in status.get("samplers") or ()]
+        # Ages were right when the run wrote them; a running run has aged since.
+        status_age = (_seconds_since(status.get("looked"), now) or 0.0) if live.state == "running" else 0.0
+        live.oldest = {name: age + status_age for name, age in (status.get("oldest") or {}).items()}
+        live.samplers = [{**sampler, "age": sampler["age"] + status_age} for sampler in status.get("samplers") or ()]
     if (folder / "pending").is_dir():
         live.depths["pending"] = sum(name.endswith(".jsonl") for name in list_record_folder(folder / "pending"))
     if rows:
@@ -101,9 +102,9 @@ def read_live_status(folder: Path, checkpoints: Checkpoints | None = None) -> Li
             live.waits = _describe_waiting_side(live, status.get("depths") or {})
         live.reward = rows[-1].get("train/reward")
         live.staleness = _count_staleness(folder / "episodes" / f"step-{rows[-1]['step']}.jsonl")
-    if saved is not None:
-        live.checkpoint = saved.step
-        live.behind = max(0, (rows[-1]["step"] if rows else saved.step) - saved.step)
+    if latest_checkpoint is not None:
+        live.checkpoint = latest_checkpoint.step
+        live.behind = max(0, (rows[-1]["step"] if rows else latest_checkpoint.step) - latest_checkpoint.step)
     return live
 
 
@@ -134,49 +135,52 @@ def format_prometheus(status: LiveStatus) -> str:
     }
     lines = []
     run = _escape_label(status.run)
-    for name, (words, labelled) in values.items():
-        if labelled:
-            lines += [f"# HELP {name} {words}", f"# TYPE {name} gauge"]
-        for label, value in labelled.items():
+    for name, (help_text, value_by_label) in values.items():
+        if value_by_label:
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} gauge"]
+        for label, value in value_by_label.items():
             lines.append(f'{name}{{run="{run}"{"," if label else ""}{label}}} {value:g}')
     return "\n".join(lines) + "\n"
 
 
 def _sampler_metrics(samplers: list[dict[str, Any]]) -> dict[str, tuple[str, dict[str, float]]]:
-    words = {
+    """Return the metrics of remote samplers for Prometheus: (help text, value by label) by metric name."""
+    help_texts = {
         "leases": "number of positions (tasks) leased by a sampler",
         "age_seconds": "time since its last heartbeat",
         "version": "policy version that it samples with",
         "episodes_per_second": "since it began",
     }
-    keys = {"age_seconds": "age"}
+    renamed_keys = {"age_seconds": "age"}
     return {
         f"ajet_sampler_{name}": (
             help_text,
             {
                 f'sampler="{_escape_label(sampler["name"])}"': float(sampler[key])
                 for sampler in samplers
-                if (key := keys.get(name, name)) in sampler
+                if (key := renamed_keys.get(name, name)) in sampler
             },
         )
-        for name, help_text in words.items()
+        for name, help_text in help_texts.items()
     }
 
 
 def _escape_label(text: str) -> str:
+    """Return a text as the value of a Prometheus label, without quotes around it."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
 
 
 def _last_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the metrics rows of the last few training steps."""
+    """Return the metrics rows of the last `STEPS` training steps, or [] without a file."""
     try:
-        opened = open_record_file(path)
+        metrics_file = open_record_file(path)
     except FileNotFoundError:
         return []
-    with opened as file:
+    with metrics_file as file:
         lines = read_last_lines(file, TAIL)
     newest_first = []
     for line in reversed(lines):
+        # Only rows of training steps have this key.
         if b'"tasks": ' in line:
             newest_first.append(parse_object(line))
         if len(newest_first) == STEPS:
@@ -185,7 +189,7 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _add_rates(status: LiveStatus, rows: list[dict[str, Any]]) -> None:
-    """Add rates and shares of time, computed over these rows, to the status."""
+    """Add to the status the rates and shares of time over the rows of the last training steps."""
     seconds = [row.get("seconds/step") for row in rows]
     total = sum(second for second in seconds if second)
     if not total:
@@ -208,35 +212,39 @@ def _describe_waiting_side(status: LiveStatus, depths: dict[str, int]) -> str:
     if rollout_share is None or update_share is None:
         return ""
     if "samplers" in depths:
-        behind = "; samplers wait for its next step, because no task is free" if not depths.get("free") else ""
-        return f"the trainer waits for samplers {rollout_share:.0%} of the time{behind}"
+        idle_samplers = "; samplers wait for its next step, because no task is free" if not depths.get("free") else ""
+        return f"the trainer waits for samplers {rollout_share:.0%} of the time{idle_samplers}"
     side, share = ("trainer", rollout_share) if rollout_share >= update_share else ("engine", update_share)
-    other = "rollout" if side == "trainer" else "updates"
-    return f"the {side} waits for {other} {share:.0%} of the time"
+    awaited = "rollout" if side == "trainer" else "updates"
+    return f"the {side} waits for {awaited} {share:.0%} of the time"
 
 
 def _count_staleness(path: Path) -> dict[int, int]:
     """Return the number of trained episodes of a step by staleness, in policy versions.
 
-    It is counted from the version that the step's update started from, as for `train/staleness`.
+    Staleness is counted from the version that the step's update started from, as for `train/staleness`.
+
+    Args:
+        path: The episode file of the step.
     """
     counts: Counter[int] = Counter()
     if NAME.fullmatch(path.name) is None:
         return {}
     try:
-        opened = open_record_file(path)
+        episode_file = open_record_file(path)
     except FileNotFoundError:
         return {}
-    with opened as file:
+    with episode_file as file:
         for _ in range(EPISODES):
             if not (line := next_line(file)).endswith(b"\n"):
                 break
             row = parse_object(line)
-            trained, policy = (row.get("outcome") or {}).get("step"), row.get("policy")
-            if trained is not None and policy:
-                counts[max(0, trained - 1 - policy[0])] += 1
+            trained_step, policy = (row.get("outcome") or {}).get("step"), row.get("policy")
+            if trained_step is not None and policy:
+                counts[max(0, trained_step - 1 - policy[0])] += 1
     return dict(sorted(counts.items()))
 
 
 def _seconds_since(then: Any, now: float) -> float | None:
+    """Return the seconds from a time to `now`, at least 0, or None for a missing time."""
     return max(0.0, now - then) if isinstance(then, (int, float)) else None

@@ -32,14 +32,18 @@ UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 def open_lock(path: Path, permissions: int = 0o644) -> FileLock:
-    """Create the file and return its lock, not yet taken. Raises OSError, and RecordFileError for a link or a pipe."""
+    """Create the lock file and return its lock, which is not yet taken.
+
+    Raises:
+        OSError: The file cannot be created. RecordFileError for a link or a pipe.
+    """
     os.close(open_record_descriptor(path, os.O_RDWR | os.O_CREAT, permissions))
     # The soft lock of filelock outlives a killed process, so a file system without locks is an error here.
     return FileLock(path, fallback_to_soft=False, thread_local=False)
 
 
 def acquire_lock(lock: FileLock, seconds: float = 0.0) -> str | None:
-    """Take the lock. Return None, or the reason why the file system supports no locks.
+    """Take the lock. Return None, or the system's reason if the file system supports no locks.
 
     Args:
         seconds: Seconds to wait for another holder.
@@ -61,7 +65,7 @@ def acquire_lock(lock: FileLock, seconds: float = 0.0) -> str | None:
 
 
 def release_lock(lock: FileLock) -> None:
-    """Release the lock if this process holds it. Idempotent. Nothing happens in a forked copy."""
+    """Release the lock if this process holds it. Idempotent. In a forked copy of the process nothing happens."""
     _held.discard(lock)
     lock.release()
 
@@ -83,12 +87,12 @@ class Holder:
     """Whether the kernel keeps the lock for it."""
 
     def written(self) -> str:
-        """Return the content of `lock.json` for this process."""
+        """Return the process as the content of a lock's file."""
         return json.dumps({**asdict(self.process), "kernel": self.kernel}) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Holder | None:
-        """Return the process named in a `lock.json`, or None without a readable file."""
+        """Return the process named in a lock's file, or None without a readable file."""
         try:
             content = read_json(path)
             return cls(ProcessIdentity.recorded(content), bool(content["kernel"]))
@@ -96,7 +100,7 @@ class Holder:
             return None
 
     def alive(self, *, unlocked: bool) -> bool:
-        """True if the process may still write to the folder.
+        """Return True if the process may still write to the folder.
 
         Args:
             unlocked: True if this process has just got the kernel's lock of the folder.
@@ -111,7 +115,7 @@ class Holder:
 
 
 class RunLock:
-    """The lock of one run folder."""
+    """The lock of a run's folder, which at most one live process holds."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -124,31 +128,35 @@ class RunLock:
         return self.folder / FILE
 
     def take(self) -> Holder | str | None:
-        """Take the lock and return None. If a live process holds it, return that process, or a text if it is unknown.
+        """Take the lock of the folder, which is created if it is missing.
 
-        A missing folder is created. Raises OSError.
+        Returns:
+            None if the lock is taken, else the live process that holds it, or a text if that process is unknown.
+
+        Raises:
+            OSError: The folder cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         refuse_links(self.folder)
         guard = open_lock(self.folder / GUARD)
         try:
-            missing = acquire_lock(guard)
+            no_lock_reason = acquire_lock(guard)
         except Timeout:
             return Holder.read(self.path) or "another process"
-        if missing is not None:
+        if no_lock_reason is not None:
             logger.warning(
                 "the file system of {} does not support locks ({}): ajet recognises another run that writes "
                 "there only by its process id, which does not work across machines and containers",
                 self.folder,
-                missing,
+                no_lock_reason,
             )
         self._guard = guard
         try:
             holder = Holder.read(self.path)
-            if holder is not None and holder.alive(unlocked=missing is None):
+            if holder is not None and holder.alive(unlocked=no_lock_reason is None):
                 self._let_go()
                 return holder
-            self._own_holder = Holder(ProcessIdentity.of(os.getpid()), missing is None)
+            self._own_holder = Holder(ProcessIdentity.of(os.getpid()), no_lock_reason is None)
             write_atomically(self.path, self._own_holder.written())
         except BaseException:
             self.release()
@@ -156,13 +164,13 @@ class RunLock:
         return None
 
     def moved(self, folder: Path) -> None:
-        """Note that the folder was renamed to `folder`. The lock is on it all the same."""
+        """Tell the lock that its folder was renamed to `folder`. The lock is still held."""
         self.folder = folder
 
     def release(self) -> None:
-        """Release the lock if it is still this process's. Idempotent."""
-        mine, self._own_holder = self._own_holder, None
-        if mine is not None and mine.process.pid == os.getpid() and Holder.read(self.path) == mine:
+        """Release the lock, and remove the file that names this process as its holder. Idempotent."""
+        own_holder, self._own_holder = self._own_holder, None
+        if own_holder is not None and own_holder.process.pid == os.getpid() and Holder.read(self.path) == own_holder:
             try:
                 self.path.unlink(missing_ok=True)
             except OSError as error:  # the kernel's lock ends anyway, and the file is void then
@@ -170,6 +178,7 @@ class RunLock:
         self._let_go()
 
     def _let_go(self) -> None:
+        """Release the kernel's lock."""
         if self._guard is not None:
             release_lock(self._guard)
             self._guard = None
@@ -210,12 +219,12 @@ def alone(
             do=do,
         ) from None
     try:
-        missing = _wait_for_lock(lock, path, does, say, at_most)
-        if missing is None:
+        no_lock_reason = _wait_for_lock(lock, path, does, say, at_most)
+        if no_lock_reason is None:
             _write_holder(path, Holder(ProcessIdentity.of(os.getpid()), True).written())
         else:
             say(
-                f"the file system of {path} does not support locks ({missing}): another process may do the same "
+                f"the file system of {path} does not support locks ({no_lock_reason}): another process may do the same "
                 "at the same time"
             )
         yield
@@ -228,15 +237,20 @@ def alone(
 def _wait_for_lock(
     lock: FileLock, path: Path, does: str, say: Callable[[str], None], at_most: float | None
 ) -> str | None:
-    """Take the lock, and log who holds it while waiting. Returns as `acquire_lock` does.
+    """Take the lock, and report who holds it while waiting. Returns as `acquire_lock` does.
+
+    Args:
+        does: What the holder does, such as "makes the model tiny".
+        say: Called with messages for the user.
+        at_most: Seconds to wait. None: no limit.
 
     Raises:
-        UserError: `at_most` seconds are over.
+        UserError: The waiting time is over.
         OSError: The lock cannot be taken.
     """
-    started, pause = time.monotonic(), SAY_S
+    started, report_interval = time.monotonic(), SAY_S
     while True:
-        timeout = pause if at_most is None else min(pause, started + at_most - time.monotonic())
+        timeout = report_interval if at_most is None else min(report_interval, started + at_most - time.monotonic())
         try:
             return acquire_lock(lock, max(timeout, 0.0))
         except Timeout:
@@ -250,10 +264,11 @@ def _wait_for_lock(
                 do="stop that process, then start the same command again",
             )
         say(f"waiting for {holder}, which {does} ({waited:.0f} s so far; lock: {path})")
-        pause = AGAIN_S
+        report_interval = AGAIN_S
 
 
 def _write_holder(path: Path, text: str) -> None:
+    """Write the holder's name, or nothing, into a lock's file. Errors are ignored, because the lock holds anyway."""
     with suppress(OSError), open(open_record_descriptor(path, os.O_WRONLY | os.O_TRUNC), "w") as file:
         file.write(text)  # on a full disk the waiting processes do not see the holder's name
 

@@ -28,15 +28,21 @@ FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <8} | {name}:{line} | {messag
 
 
 def log_name(run: Path, role: str, rank: int | str = 0) -> str:
-    """Return the name of a process' log file. `role`: task of the process; `rank`: number within the role."""
+    """Return the name of a process's log file, RUN_ROLE_RANK.log.
+
+    Args:
+        run: The run's folder.
+        role: Task of the process, such as "trainer".
+        rank: Number of the process within its role.
+    """
     parts = (re.sub(r"[^A-Za-z0-9.-]+", "-", part).strip("-") for part in (role, str(rank)))
     return "_".join([run.name, *parts]) + ".log"
 
 
 def main_log(run: Path) -> Path:
-    """Return the newest log of a run's leading process, or the trainer's path if there is no log."""
-    ends = tuple(f"_{role}_0.log" for role in LEADING)
-    log_files = [run / "logs" / name for name in list_record_folder(run / "logs") if name.endswith(ends)]
+    """Return the newest log of the processes that a person started, or the trainer's path if there is no log."""
+    endings = tuple(f"_{role}_0.log" for role in LEADING)
+    log_files = [run / "logs" / name for name in list_record_folder(run / "logs") if name.endswith(endings)]
     return max(
         filter(has_record_file, log_files),
         key=lambda path: path.stat().st_mtime,
@@ -45,7 +51,7 @@ def main_log(run: Path) -> Path:
 
 
 class LogFile:
-    """A loguru sink into one file, from `open` until `close`."""
+    """The log of one process: receives all log lines from its creation until `close`."""
 
     def __init__(self, path: Path, redact: Redactor) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +62,7 @@ class LogFile:
         self._sink: LogSink | None = LogSink(self._write_message, level="DEBUG", format=FORMAT)
 
     def _write_message(self, message: Any) -> None:
+        """Write a log line without secrets and control characters. A disk error loses the line, and is printed once."""
         text = replace_control_characters(self._redact(str(message)))
         if self._lost_count:
             text = f"({self._lost_count} earlier messages could not be written)\n{text}"
@@ -101,6 +108,7 @@ class LogSink:
             logger.remove = _remove_others  # type: ignore[method-assign]
 
     def close(self) -> None:
+        """Stop receiving log lines. Idempotent."""
         with _lock:
             if self in _sinks:
                 _sinks.remove(self)
@@ -114,7 +122,7 @@ _remove_from_logger: Callable[..., None] = logger.remove
 
 
 def remove_first_sink() -> bool:
-    """Remove loguru's default sink. Return False if it was removed before."""
+    """Remove loguru's default sink, which prints to standard error. Return False if it was removed before."""
     try:
         _remove_from_logger(_first)
     except ValueError:
@@ -123,13 +131,16 @@ def remove_first_sink() -> bool:
 
 
 def restore_first_sink() -> None:
-    """Add loguru's first sink again, as loguru adds it."""
+    """Add loguru's default sink again, with loguru's own settings."""
     global _first
     _first = logger.add(sys.stderr)
 
 
 def _remove_others(handler_id: int | None = None) -> None:
-    """Replace `logger.remove` for all other code, so that it does not remove ajet's sinks."""
+    """Replacement of `logger.remove` that keeps ajet's sinks.
+
+    Libraries and the user's code remove all sinks to configure loguru for themselves. The run's log must not end then.
+    """
     with _lock:
         if handler_id is None:
             _remove_from_logger()
@@ -164,7 +175,7 @@ def show_logs(level: str) -> LogSink:
 
 @contextmanager
 def show_logs_in_program() -> Iterator[None]:
-    """Show log lines within the block as a command does, if loguru's default sink is still present."""
+    """Within the block, show log lines as a command does, if the program has not set up loguru itself."""
     if not remove_first_sink():  # the program has its own
         yield
         return

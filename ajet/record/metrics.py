@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 
 
 class Trackers:
-    """The open trackers of a run, called one after the other."""
+    """The open trackers of a run, called one after the other. A tracker that fails is logged once and dropped."""
 
     def __init__(self, opened: Iterable[Tracker] = ()) -> None:
         self.opened = list(opened)
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Send the numbers of a step or validation to all trackers."""
         self._call_each(lambda tracker: tracker.metrics(step, numbers))
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
+        """Send recorded episodes with their outcomes to all trackers."""
         self._call_each(lambda tracker: tracker.episodes(step, split, episodes, outcomes))
 
     def close(self, outcome: str = "finished") -> None:
@@ -47,10 +49,11 @@ class Trackers:
         self.opened.clear()
 
     def _call_each(self, call: Callable[[Tracker], None], *, closing: bool = False) -> None:
+        """Call each tracker within its timeout. One that raises or takes too long is dropped, and the run goes on."""
         for tracker in list(self.opened):
-            patience = find_patience_seconds(type(tracker), closing=closing)
+            timeout_s = find_patience_seconds(type(tracker), closing=closing)
             try:
-                call_within(patience, partial(call, tracker), what=type(tracker).__name__)
+                call_within(timeout_s, partial(call, tracker), what=type(tracker).__name__)
             except Exception as error:  # noqa: BLE001 - the run continues without this tracker
                 name = type(tracker).__name__
                 logger.warning(
@@ -60,7 +63,7 @@ class Trackers:
 
 
 class Metrics:
-    """Metrics of one run: the file and the trackers."""
+    """The metrics of one run: rows in `metrics.jsonl`, and the same numbers to the trackers. Thread-safe."""
 
     def __init__(
         self, path: Path, redact: Redactor | None = None, trackers: Sequence[Tracker] = (), *, every: int = 1
@@ -84,10 +87,15 @@ class Metrics:
         self._lock = threading.Lock()
 
     def log(self, step: int, values: Mapping[str, float], **more: Any) -> None:
-        """Record one row of numbers.
+        """Append one row of numbers to the file, link it in the chain, and send the finite numbers to the trackers.
 
         Args:
-            more: Further JSON values for the file only, such as the tasks. Trackers get the finite numbers.
+            step: The training step.
+            values: Numbers by name. One that is not finite is recorded as null.
+            more: Further JSON values for the file only, such as the tasks.
+
+        Raises:
+            UserError: The disk is full.
         """
         if self.judge:
             more = {"judge": self.judge, **more}
@@ -98,17 +106,18 @@ class Metrics:
                 append_lines(self.path, [line := self._redact.row(row)])
             if self.chain is not None:
                 self.chain.note_row(line)
+                # Only rows of training steps have tasks.
                 self.chain.commit("step" if "tasks" in more else "record", step)
             finite = {name: value for name, value in numbers.items() if value is not None}
             if step % self._every_steps == 0 or any(name.startswith("validation/") for name in finite):
                 self.trackers.metrics(step, finite)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return all rows in logged order. Each has `step` and `time`."""
+        """Return all rows in the order of logging. Each has `step` and `time` (seconds since the epoch)."""
         return list(read_rows(self.path))
 
     def truncate(self, after_step: int) -> int:
-        """Remove the rows of later steps. Return their number."""
+        """Remove the rows of steps after `after_step`, and return their number."""
         return keep_rows(self.path, lambda row: row.get("step", -1) <= after_step)
 
     def close(self, outcome: str = "finished") -> None:
@@ -119,13 +128,14 @@ class Metrics:
     def track_episodes(
         self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]
     ) -> None:
-        """Send recorded episodes to the trackers."""
+        """Send recorded episodes to the trackers, if they get this step or a validation."""
         if step % self._every_steps == 0 or split == "validation":
             with self._lock:
                 self.trackers.episodes(step, split, episodes, outcomes)
 
 
 def _finite_or_none(value: float) -> float | int | None:
+    """Return the number, or None for NaN and infinity, which JSON cannot hold."""
     if isinstance(value, int):
         return value
     number = float(value)

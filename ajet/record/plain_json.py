@@ -17,12 +17,15 @@ from pydantic import BaseModel
 
 
 def dumps(value: Any) -> str:
-    """Return one line of strict JSON. Plain values (the common case) are not copied."""
+    """Return any value as one line of strict JSON. Values unknown to JSON are converted as by `plain`."""
     return strict_json(value, separators=None)
 
 
 def strict_json(value: Any, *, separators: tuple[str, str] | None = (",", ":")) -> str:
-    """Return strict JSON without blanks; in ASCII if a text contains lone surrogates, so the result can be written."""
+    """Return any value as strict JSON, by default without blanks. Values unknown to JSON are converted as by `plain`.
+
+    Non-ASCII characters are escaped if a text contains lone surrogates, which no file can hold.
+    """
     try:
         line = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators)
     except (TypeError, ValueError, RecursionError):
@@ -37,7 +40,10 @@ def strict_json(value: Any, *, separators: tuple[str, str] | None = (",", ":")) 
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """`value` as dicts with string keys, lists, strings, finite numbers, booleans and None."""
+    """Return the value as dicts with string keys, lists, strings, finite numbers, booleans and None.
+
+    NaN and infinity become strings, unknown objects their `repr`, and values more than 50 levels deep a note.
+    """
     if value is None or isinstance(value, (bool, str, int)):
         return value
     if isinstance(value, (float, np.floating)):

@@ -25,7 +25,7 @@ Whereabouts = Literal["here", "ended", "elsewhere"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """The pid of a process with what tells it from other processes of the same pid. None: unknown."""
+    """A process id with what distinguishes the process from others that have or had the same id. None: unknown."""
 
     pid: int
     started: float
@@ -45,7 +45,7 @@ class ProcessIdentity:
 
     @classmethod
     def recorded(cls, entry: Mapping[str, Any]) -> ProcessIdentity:
-        """Read a recorded identity. Raises ValueError, KeyError or TypeError for an invalid entry."""
+        """Return the identity stored in a record. Raises ValueError, KeyError or TypeError for an invalid entry."""
         ticks = entry.get("ticks")
         return cls(
             int(entry["pid"]),
@@ -58,7 +58,10 @@ class ProcessIdentity:
 
     @property
     def place(self) -> Whereabouts:
-        """Where the process is: "here", "elsewhere" (not visible from here), or "ended" with an earlier boot."""
+        """Where the process is, seen from this one: "here", "elsewhere" (not visible), or "ended" with an earlier boot.
+
+        Visible are processes of the same boot and pid namespace. Without /proc, the host's name decides.
+        """
         if self.boot is None or boot_id() is None:
             return "here" if self.host == socket.gethostname() else "elsewhere"
         if self.boot == boot_id():
@@ -66,21 +69,21 @@ class ProcessIdentity:
         return "ended" if self.host == socket.gethostname() else "elsewhere"
 
     def process(self) -> psutil.Process | None:
-        """Return the process if it can be seen from here and is alive, else None."""
+        """Return the process if it is visible from here and alive, else None. A reused pid is another process."""
         if self.place != "here":
             return None
         try:
             process = psutil.Process(self.pid)
             if self.ticks is not None:
-                same = read_start_ticks(self.pid) == self.ticks
+                is_same = read_start_ticks(self.pid) == self.ticks
             else:
-                same = abs(process.create_time() - self.started) <= TOLERANCE_S
-            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+                is_same = abs(process.create_time() - self.started) <= TOLERANCE_S
+            return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
             return None
 
     def alive(self) -> bool:
-        """True while the process runs. A process that cannot be seen from here counts as alive."""
+        """Return True while the process runs. A process that is not visible from here counts as alive."""
         return self.place == "elsewhere" or self.process() is not None
 
     def __str__(self) -> str:
@@ -89,7 +92,7 @@ class ProcessIdentity:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str | None:
-    """Return the id shared by all processes of one boot."""
+    """Return the id that the kernel gives to the present boot, or None on a system without /proc."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
     except OSError:
@@ -98,7 +101,7 @@ def boot_id() -> str | None:
 
 @lru_cache(maxsize=1)
 def pid_space() -> str | None:
-    """Return the pid namespace of this process."""
+    """Return the pid namespace of this process, or None on a system without /proc."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -109,6 +112,7 @@ def read_start_ticks(pid: int) -> int | None:
     """Return the start of a process in kernel ticks since boot, or None without the process or without /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
+            # Field 22, starttime; the name in field 2 may contain blanks.
             return int(file.read().rpartition(b")")[2].split()[19])
     except OSError:
         return None

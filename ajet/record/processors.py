@@ -19,31 +19,31 @@ ROOT = Path("/")
 
 
 def usable_cpus() -> int | None:
-    """Return the number of usable logical processors, at least 1, or None if unknown."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    """Return how many logical processors this process may use by affinity and quota, at least 1, or None if unknown."""
+    affinity_count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = cpu_quota()
-    return allowed if quota is None else min(allowed or quota, quota)
+    return affinity_count if quota is None else min(affinity_count or quota, quota)
 
 
 def used_processor_seconds() -> float:
-    """Return the processor seconds of this process and of its child processes, living and ended ones."""
-    own = psutil.Process()
-    total = 0.0
-    for each in (own, *own.children(recursive=True)):
+    """Return the processor seconds used so far by this process and all its child processes, ended ones included."""
+    this_process = psutil.Process()
+    seconds = 0.0
+    for process in (this_process, *this_process.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):  # it ended since it was listed
-            times = each.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
+            times = process.cpu_times()
+            seconds += times.user + times.system + times.children_user + times.children_system
+    return seconds
 
 
 def cpu_quota() -> int | None:
-    """Return the number of whole processors that control groups grant, at least 1. None without a quota."""
+    """Return how many whole processors the control groups of this process grant (at least 1), or None without quota."""
     quotas = [quota / period for quota, period in _list_quotas() if quota > 0 and period > 0]
     return max(1, math.floor(min(quotas))) if quotas else None
 
 
 def _list_quotas() -> Iterator[tuple[int, int]]:
-    """Yield (microseconds granted, period) of each control group of this process and of the parent groups."""
+    """Yield (granted microseconds, period in microseconds) of each control group of this process and its parents."""
     mount = ROOT / "sys/fs/cgroup"
     try:
         lines = (ROOT / "proc/self/cgroup").read_text().splitlines()
@@ -55,15 +55,16 @@ def _list_quotas() -> Iterator[tuple[int, int]]:
             continue
         # The path of a group outside the container has "..".
         group = PurePosixPath(path.lstrip("/") if "/.." not in path else "")
-        for each in (group, *group.parents):
+        for ancestor in (group, *group.parents):
             if not controllers:
-                yield from _read_quota(mount / each / "cpu.max")
+                yield from _read_quota(mount / ancestor / "cpu.max")  # control groups v2
             else:
-                folder = mount / controllers / each
-                yield from _read_quota(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
+                folder = mount / controllers / ancestor
+                yield from _read_quota(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")  # control groups v1
 
 
 def _read_quota(*files: Path) -> Iterator[tuple[int, int]]:
+    """Yield (quota, period) in microseconds from a file with both or from two files, or nothing without a quota."""
     try:
         quota, period = " ".join(file.read_text() for file in files).split()
         yield int(quota), int(period)
@@ -72,14 +73,14 @@ def _read_quota(*files: Path) -> Iterator[tuple[int, int]]:
 
 
 def count_cores() -> int:
-    """Return the number of physical cores within affinity and quota."""
+    """Return how many physical cores this process may use, by affinity and quota."""
     count = count_allowed_cores()
     return min(count, cpu_quota() or count)
 
 
 def count_allowed_cores() -> int:
-    """Return the number of physical cores within the affinity. A quota may grant the time of fewer."""
+    """Return how many physical cores the affinity of this process covers. A quota may grant the time of fewer."""
     logical = os.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or logical
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
-    return max(1, min(physical, math.ceil(allowed * physical / logical)))
+    affinity_count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
+    return max(1, min(physical, math.ceil(affinity_count * physical / logical)))

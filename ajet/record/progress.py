@@ -20,7 +20,7 @@ LINE_EVERY_S = 15.0
 
 
 class Progress:
-    """A set of progress bars, used as a context manager."""
+    """A set of progress bars, used as a context manager. A file or pipe gets plain lines at intervals instead."""
 
     def __init__(self, console: Console | None = None, *, line_every_s: float = LINE_EVERY_S) -> None:
         self.console = console or shared_console
@@ -40,7 +40,13 @@ class Progress:
             )
 
     def bar(self, title: str, total: int | None, unit: str = "", *, done: int = 0) -> ProgressBar:
-        """Add a bar at `done` of `total` (None: unknown); the bar disappears on close."""
+        """Add a bar and return it.
+
+        Args:
+            total: The count at the end. None: unknown.
+            unit: What is counted, printed behind the count.
+            done: The count at the beginning.
+        """
         return ProgressBar(self, title, total, unit, done)
 
     def __enter__(self) -> Progress:
@@ -76,7 +82,7 @@ class ProgressBar:
             self._id = progress._rich_progress.add_task(title, total=total, completed=done, unit=unit, note="")
 
     def advance(self, count: int = 1, note: str | None = None) -> None:
-        """Advance by `count`. `note` is shown next to the bar until replaced."""
+        """Add `count` to the bar, and show `note` beside it until the next note."""
         self.done += count
         self._note = self._note if note is None else note
         bars = self.progress._rich_progress
@@ -86,7 +92,7 @@ class ProgressBar:
             self._print_line()
 
     def close(self) -> None:
-        """Remove the bar. Plain output gets a last line if any line was printed."""
+        """Remove the bar. A file or pipe gets a last line if it got any line before."""
         bars = self.progress._rich_progress
         if bars is not None and self._id is not None:
             bars.remove_task(self._id)
@@ -104,6 +110,7 @@ class ProgressBar:
         self.close()
 
     def _print_line(self) -> None:
+        """Print the count, the unit and the time since the start as one plain line."""
         self._shown_at = time.monotonic()
         self._lines += 1
         count = str(self.done) if self.total is None else f"{self.done}/{self.total}"

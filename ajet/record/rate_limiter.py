@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 
 class RateLimiter:
-    """Limits how often a line is logged, per name. Expired names are forgotten."""
+    """Limits how often a log line of the same name is written. Thread-safe, also in a forked process."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s, self._lock = interval_s, threading.Lock()
@@ -22,16 +22,19 @@ class RateLimiter:
         _limiters.add(self)
 
     def is_due(self, name: Hashable = None) -> bool:
-        """Return True if the line of this name may be logged now. The call then counts as the line."""
+        """Return True if no line of this name was logged within the interval. The call then counts as the line."""
         now = time.monotonic()
         with self._lock:
-            self._last_times = {each: last for each, last in self._last_times.items() if now - last < self._interval_s}
+            self._last_times = {
+                known: logged for known, logged in self._last_times.items() if now - logged < self._interval_s
+            }
             if name in self._last_times:
                 return False
             self._last_times[name] = now
             return True
 
     def _reset_state(self) -> None:
+        """Forget all lines, and make a new lock: in a forked process another thread's lock would never be released."""
         self._lock, self._last_times = threading.Lock(), {}
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def remove_folder(folder: str | Path) -> None:
-    """Remove a folder and its content. Undeletable entries stay without an error."""
+    """Remove a folder and all its content, whatever its depth and permissions. What cannot be removed stays."""
     with suppress(OSError):
         with _open_folder(folder, None) as top:
             _empty_folder(top)
@@ -30,23 +30,32 @@ def _empty_folder(top: int) -> None:
 
     The subfolders of an entry move up to `top` before the entry goes, so that no depth of folders needs recursion.
     """
-    failed: set[str] = set()
-    count = 0
-    while names := [name for name in os.listdir(top) if name not in failed]:
+    failed_names: set[str] = set()
+    name_number = 0
+    while names := [name for name in os.listdir(top) if name not in failed_names]:
         for name in names:
             try:
                 if not _is_folder(name, top):
                     os.unlink(name, dir_fd=top)
                     continue
                 with _open_folder(name, top) as entry:
-                    count = _lift_subfolders(entry, top, count)
+                    name_number = _lift_subfolders(entry, top, name_number)
                 os.rmdir(name, dir_fd=top)
             except OSError:
-                failed.add(name)
+                failed_names.add(name)
 
 
 def _lift_subfolders(entry: int, top: int, count: int) -> int:
-    """Remove the files of `entry` and move its subfolders to `top`. Return the next number for a name."""
+    """Remove the files of the folder `entry`, and move its subfolders to the folder `top` under free names.
+
+    Args:
+        entry: Descriptor of the folder to empty.
+        top: Descriptor of its parent.
+        count: Number of the last name used in `top`.
+
+    Returns:
+        The new number of the last name.
+    """
     for name in os.listdir(entry):
         if not _is_folder(name, entry):
             os.unlink(name, dir_fd=entry)
@@ -65,20 +74,25 @@ def _lift_subfolders(entry: int, top: int, count: int) -> int:
 
 
 def _is_folder(name: str, parent: int) -> bool:
+    """Return True if the entry of the folder with the descriptor `parent` is a folder itself, not a link to one."""
     return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
 
 
 @contextmanager
 def _open_folder(path: str | Path, parent: int | None) -> Iterator[int]:
-    """Open a folder for listing, also without permissions of the owner."""
+    """Yield a descriptor for listing a folder, also if its owner has no permission to read it.
+
+    Args:
+        parent: Descriptor to which the path is relative. None: the working directory.
+    """
     flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(path, os.O_PATH | flags, dir_fd=parent)
+    path_descriptor = os.open(path, os.O_PATH | flags, dir_fd=parent)
     try:
-        if stat.S_IMODE(os.fstat(handle).st_mode) & 0o700 != 0o700:
-            os.chmod(f"/proc/self/fd/{handle}", 0o700)
-        descriptor = os.open(".", os.O_RDONLY | flags, dir_fd=handle)
+        if stat.S_IMODE(os.fstat(path_descriptor).st_mode) & 0o700 != 0o700:
+            os.chmod(f"/proc/self/fd/{path_descriptor}", 0o700)
+        descriptor = os.open(".", os.O_RDONLY | flags, dir_fd=path_descriptor)
     finally:
-        os.close(handle)
+        os.close(path_descriptor)
     try:
         yield descriptor
     finally:

@@ -64,14 +64,14 @@ class RunIdentity:
         """Read the identity of the run in `folder`, or None if no run ever started. Raises UserError for damage."""
         try:
             content = read_json(folder / FILE)
-            training, set_keys = dict(content["training"]), list(content["given"])
+            training, given_keys = dict(content["training"]), list(content["given"])
             base, yaml = (None if content[name] is None else str(content[name]) for name in ("base", "yaml"))
             code = {str(key): dict(files) for key, files in content["code"].items()}
-            changes = [dict(each) for each in content["changes"]]
+            changes = [dict(change) for change in content["changes"]]
             if not all(isinstance(change["step"], int) and isinstance(change["judge"], bool) for change in changes):
                 raise ValueError("a recorded change has no step")
             run_id, backbone, place, judge = (str(content[name]) for name in ("run_id", "backbone", "place", "judge"))
-            return cls(run_id, backbone, training, set_keys, base, yaml, place, code, judge, changes)
+            return cls(run_id, backbone, training, given_keys, base, yaml, place, code, judge, changes)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -83,38 +83,39 @@ class RunIdentity:
             ) from error
 
     def differences(self, backbone: str, now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-        """Return (key, value then, value now) for every setting that differs.
+        """Return (key, earlier value, present value) of each setting that differs from the run's last start.
 
-        Keys of ajet's own sections known to only one side are skipped, because they come from another ajet version.
+        A key of ajet's own sections that only one side has is skipped, because it comes from another version of ajet.
         """
-        rows = [] if self.backbone == backbone else [("ajet.backbone", self.backbone, backbone)]
+        changes = [] if self.backbone == backbone else [("ajet.backbone", self.backbone, backbone)]
         for key in sorted({*self.training, *now}):
-            missing = key not in self.training or key not in now
-            if key == "ajet.backbone" or (missing and key.startswith("ajet.")):
+            is_one_sided = key not in self.training or key not in now
+            if key == "ajet.backbone" or (is_one_sided and key.startswith("ajet.")):
                 continue
-            if missing or (self.training[key] != now[key] and not _matches_redacted(self.training[key], now[key])):
-                rows.append((key, self.training.get(key, "(not set)"), now.get(key, "(not set)")))
-        return rows
+            if is_one_sided or (self.training[key] != now[key] and not _matches_redacted(self.training[key], now[key])):
+                changes.append((key, self.training.get(key, "(not set)"), now.get(key, "(not set)")))
+        return changes
 
     def defaults(self, differences: list[tuple[str, Any, Any]], given: Collection[str]) -> dict[str, Any]:
-        """Return the earlier defaults of differing keys that neither start has set.
+        """Return those differing settings that neither start has set, with the defaults of the run's start.
 
-        The run keeps these values although ajet's defaults have changed.
+        ajet's defaults have changed since, and the run keeps the earlier values.
 
         Args:
-            given: keys set now.
+            differences: As returned by `differences`.
+            given: Keys set now.
         """
-        untouched = [key for key, _, _ in differences if key not in given and key not in self.given]
-        return {key: self.training[key] for key in untouched if key != "ajet.backbone" and key.startswith("ajet.")}
+        unset_keys = [key for key, _, _ in differences if key not in given and key not in self.given]
+        return {key: self.training[key] for key in unset_keys if key != "ajet.backbone" and key.startswith("ajet.")}
 
     def changed_code(self, now: CodeDigests) -> dict[str, list[str]]:
-        """Return the files whose content changed since the last start, each with the keys that name the file."""
+        """Return the code files whose content changed since the last start, each with the keys that name it."""
         return list_changed_files(self.code, now)
 
     def is_of_other_yaml(self, now: str | None, folder: Path) -> bool:
-        """True if a YAML in another folder than `now` began the run.
+        """Return True if the YAML that began the run lies in another folder than the YAML `now`.
 
-        False if run and YAML were copied or moved together.
+        False if the run's folder and the YAML were copied or moved together.
         """
         if self.yaml is None or now is None or Path(self.yaml).parent.resolve() == Path(now).parent.resolve():
             return False
@@ -134,9 +135,9 @@ def last_judge_change(folder: Path) -> int | None:
 
 
 def yaml_path_of(experiment: Experiment, folder: Path) -> str | None:
-    """Return the absolute path of the YAML.
+    """Return the absolute path of the experiment's YAML.
 
-    None without a file, or if the YAML is the run's own record.
+    None if the experiment was composed in Python, or if the YAML is the copy in the run's own folder.
     """
     path = experiment.yaml_path
     is_record = path.parent.resolve() == folder.resolve()
@@ -176,14 +177,15 @@ def _format_rows(rows: list[str]) -> str:
 
 
 def _describe_fresh(folder: Path) -> str:
+    """Return the sentence that explains --fresh."""
     return f"--fresh (in Python fresh=True) starts a new run (the old folder is kept as {folder.name}.old-N)"
 
 
 def _matches_redacted(then: Any, now: Any) -> bool:
-    """True if a value with redacted secrets may be the same as the present value.
+    """Return True if a recorded value with redacted secrets may equal the present value.
 
     Args:
-        then: The recorded value, in which secrets are replaced.
+        then: The recorded value, in which `[redacted NAME]` stands for a secret.
         now: The present value.
     """
     if not (isinstance(then, str) and isinstance(now, str)):
@@ -205,6 +207,7 @@ def refuse_changed_settings(folder: Path, differences: list[tuple[str, Any, Any]
 
 
 def _shorten_value(value: Any) -> str:
+    """Return a setting's value as JSON of at most 80 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "…"
 
@@ -213,7 +216,8 @@ def _shorten_value(value: Any) -> str:
 class RecoveryCounts:
     """The numbers of positions of the training order that are trained, unfinished, skipped, doubled or given up.
 
-    They cover all epochs. A consumed position was trained or discarded by a step.
+    Printed when a run resumes. A position is a task's place in the order over all epochs; it is consumed if a step
+    trained or discarded it.
     """
 
     consumed: int
@@ -243,16 +247,16 @@ class RecoveryCounts:
             if row.get("step", 0) <= step:
                 times_consumed.update({*row.get("tasks", ()), *row.get("discarded", ())})
                 given_up_before.update(int(order) for order in row.get("given_up", ()))
-        waiting = {*begun}
-        given_up = given_up_before - times_consumed.keys() - waiting
-        seen = times_consumed.keys() | waiting | given_up
+        unfinished = {*begun}
+        given_up = given_up_before - times_consumed.keys() - unfinished
+        accounted = times_consumed.keys() | unfinished | given_up
         from_start = any(row.get("step") == 1 for row in rows)  # other runs began from another run's checkpoint
-        places = range(0 if from_start else min(seen, default=0), max(seen, default=-1) + 1)
+        positions = range(0 if from_start else min(accounted, default=0), max(accounted, default=-1) + 1)
         return cls(
             consumed=sum(position >= 0 for position in times_consumed),
-            under_way=len(waiting),
-            skipped=sum(position not in seen for position in places),
-            doubled=sum(count - 1 for count in times_consumed.values()) + len(waiting & times_consumed.keys()),
+            under_way=len(unfinished),
+            skipped=sum(position not in accounted for position in positions),
+            doubled=sum(count - 1 for count in times_consumed.values()) + len(unfinished & times_consumed.keys()),
             given_up=len(given_up),
         )
 

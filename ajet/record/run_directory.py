@@ -113,8 +113,8 @@ class RunDirectory:
         if self.chain is not None:
             self._retention = RetentionBounds(trainer.keep_episodes, trainer.keep_arrays)
             self._had_links = self.chain.has_links
-            facts = start_facts(self.path, self.run_id, experiment, self.resumed, self.checkpoints.folder)
-            self.chain.commit("start", self.resumed.step if self.resumed else 0, **facts)
+            start_link = start_facts(self.path, self.run_id, experiment, self.resumed, self.checkpoints.folder)
+            self.chain.commit("start", self.resumed.step if self.resumed else 0, **start_link)
         self._tracks_from_take_up = kind == "train"
         if kind == "eval":
             self._open_trackers(None)
@@ -132,15 +132,18 @@ class RunDirectory:
         fresh: bool = False,
         again: Path | None = None,
     ) -> RunDirectory:
-        """Find, lock and prepare the folder.
+        """Find, lock and prepare the folder of a run.
 
         Args:
-            again: folder of an evaluation to continue (kind "eval").
-            resume: "auto" continues a run of the same configuration; "never" and `fresh` start a new run; any other
-                value is the folder of a checkpoint or run.
+            root: Folder of all runs.
+            kind: What the run does. All kinds except "train" get a new subfolder of the run's folder.
+            resume: "auto" continues a run of the same configuration; "never" starts a new run; any other value is the
+                folder of a checkpoint or run.
+            fresh: True to start a new run, as with `resume` "never".
+            again: Folder of an evaluation to continue (kind "eval").
 
         Raises:
-            UserError: the folder's run had another configuration, or the checkpoint does not exist.
+            UserError: The folder's run had another configuration, or the checkpoint does not exist.
         """
         root = Path(root).absolute()
         redact = redactor_of(experiment)
@@ -169,9 +172,9 @@ class RunDirectory:
                 raise
 
     def take_up(self) -> None:
-        """Remove records of steps after the resumed step.
+        """Remove the records of steps after the resumed step, because the run plays these steps again.
 
-        Called once the checkpoint is loaded and before a step is recorded. A start that fails earlier thus removes
+        Called once the checkpoint is loaded and before a step is recorded, so that a start which fails earlier removes
         nothing.
         """
         if self._taken_up:
@@ -183,6 +186,7 @@ class RunDirectory:
             self._forget_later(step)
 
     def _forget_later(self, step: int | None) -> None:
+        """Remove records of steps after `step` (None: all), rename damaged checkpoints, and open the trackers."""
         if self.chain is not None and self._had_links:
             after = -1 if step is None else step
             self.chain.commit("resume", after, **resume_facts(self.path, after))
@@ -193,26 +197,31 @@ class RunDirectory:
             self._open_trackers(step)
 
     def _open_trackers(self, resumed_step: int | None) -> None:
+        """Open the trackers that `trainer_common.logger` names.
+
+        Args:
+            resumed_step: Step to continue from. None: a new run.
+        """
         config = self.experiment.ajet
         run = TrackedRun(config.project_name, self.name, self.run_id, self.path, resumed_step, self.redact)
         self.metrics.trackers.opened += open_trackers(config.trainer_common.logger, run, base=self.experiment.base)
 
     def retain(self) -> None:
-        """Remove records beyond `keep_episodes` and `keep_arrays` after a saved checkpoint."""
+        """Remove old episodes and arrays as `keep_episodes` and `keep_arrays` say, after a checkpoint was saved."""
         if self.chain is None or self._retention == RetentionBounds(None, None):
             return
         if removable := find_files_to_remove(self.path, self.checkpoints, self._retention):
             remove_files(self.path, self.chain, removable, step=self.status.get("step"), why="the run's own bounds")
 
     def recovery(self, begun: Iterable[int], left: Sequence[int] = (), *, dead: Iterable[int] = ()) -> str:
-        """Return a text on the positions of a resumed run: consumed, unfinished, skipped, doubled and given up.
+        """Return a text on the tasks of a resumed run: consumed, unfinished, skipped, doubled and given up.
 
-        "" without metrics rows.
+        "" if the run to resume has no metrics file.
 
         Args:
-            begun: positions that are started and unfinished according to the store at the checkpoint.
-            left: finished positions without a metrics row.
-            dead: positions that the store leases no more after failures.
+            begun: Positions in the training order that are started and unfinished, by the store at the checkpoint.
+            left: Finished positions without a metrics row.
+            dead: Positions that the store leases no more after failures.
         """
         assert self.resumed is not None, "only a resumed run is recovered"
         is_own = self.resumed.path.parent.resolve() == self.checkpoints.folder.resolve()
@@ -252,8 +261,8 @@ class RunDirectory:
         """
         self.close("failed")
         if not self._own_folder:
-            if (meanwhile := self._run_place.restore_archived_run()) is not None:
-                logger.warning("the run ended without a result, so {} is {} again", meanwhile, self.name)
+            if (archived_name := self._run_place.restore_archived_run()) is not None:
+                logger.warning("the run ended without a result, so {} is {} again", archived_name, self.name)
             if not self._taken_up:
                 self._run_place.remove_unused_folder()
         elif not self.episodes.folder.exists():
@@ -269,7 +278,7 @@ class RunDirectory:
         self.close("interrupted" if interrupted else "failed" if kind else "finished")
 
     def _write_description(self, experiment: Experiment, redact: Redactor) -> None:
-        """Write the files that describe the run."""
+        """Write the files that describe the run: YAML, resolved settings with their sources, command, environment."""
         write_atomically(self.path / "given.yaml", redact(experiment.yaml_text))
         write_atomically(self.path / CONFIG, experiment.dump_resolved(redact.interpolated))
         write_atomically(self.path / ORIGINS, json.dumps(redact.tree(list_origins(experiment)), indent=1) + "\n")
@@ -277,20 +286,20 @@ class RunDirectory:
         with open_record_file(self.path / "command", "ab") as file:
             file.write(redact(f"# {started} in {os.getcwd()}\n{_format_command(sys.argv)}\n").encode())
         folders = {Path(experiment.yaml_path).absolute().parent, Path(__file__).parent} if experiment.yaml_path else ()
-        text = json.dumps(redact.tree(environment(*folders)), indent=1, ensure_ascii=False)
-        write_atomically(self.path / "environment.json", text + "\n")
+        environment_text = json.dumps(redact.tree(environment(*folders)), indent=1, ensure_ascii=False)
+        write_atomically(self.path / "environment.json", environment_text + "\n")
 
 
 def _remove_own_folder(folder: Path) -> None:
-    """Remove an unused folder, and the parent folders if empty."""
+    """Remove the folder of a start without results, and its two parent folders if they are empty then."""
     shutil.rmtree(folder, ignore_errors=True)
-    for around in folder.parents[:2]:
+    for parent in folder.parents[:2]:
         with suppress(OSError):  # others' runs are in it
-            around.rmdir()
+            parent.rmdir()
 
 
 def redactor_of(experiment: Experiment) -> Redactor:
-    """Return a redactor for the secrets of the configuration and of the environment."""
+    """Return a redactor for all secrets in the configuration and in the environment variables."""
     tree = {"ajet": experiment.ajet.model_dump(), **experiment.sections, **experiment.backbone_overrides}
     return Redactor(literals=literal_secrets(tree))
 
@@ -329,8 +338,9 @@ def environment(*folders: Path) -> dict[str, Any]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return the commit of the repository around `folder`, with "+changes" for a modified tree, or None outside a
-    repository.
+    """Return the commit of the git repository around `folder`, or None outside a repository.
+
+    "+changes" is appended if tracked files are modified.
     """
     head = _run_git(folder, "rev-parse", "HEAD")
     if head is None:
@@ -339,21 +349,24 @@ def git_commit(folder: Path) -> str | None:
 
 
 def _run_git(folder: Path, *arguments: str) -> str | None:
+    """Return the output of a git command in `folder`, or None if it fails or takes more than 5 seconds."""
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5)
+        result = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _installed_packages() -> dict[str, str]:
+    """Return the version of each installed package, sorted by name."""
     versions = dict(filter(None, (_name_and_version(package) for package in metadata.distributions())))
     return dict(sorted(versions.items(), key=lambda item: item[0].lower()))
 
 
 def _name_and_version(package: metadata.Distribution) -> tuple[str, str] | None:
-    """Read name and version from the head of a package's metadata. Parsing all metadata takes longer than a debug
-    run.
+    """Return (name, version) from the head of a package's metadata, or None if either is missing.
+
+    Parsing the complete metadata of all packages takes longer than a debug run.
     """
     head = (package.read_text("METADATA") or package.read_text("PKG-INFO") or "").partition("\n\n")[0]
     name, version = (re.search(rf"^{field}: *(\S+)", head, re.MULTILINE) for field in ("Name", "Version"))
@@ -361,6 +374,7 @@ def _name_and_version(package: metadata.Distribution) -> tuple[str, str] | None:
 
 
 def _cpu_model() -> str:
+    """Return the processor's model name, or its architecture if the system does not tell it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

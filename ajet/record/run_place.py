@@ -73,11 +73,17 @@ class RunPlace:
 
     @classmethod
     def create_folder(cls, root: Path, name: str, kind: str) -> RunPlace:
-        """Create a folder below EXPERIMENT/debug, eval, prompt or serve, named by the time."""
-        stamp = time.strftime("%Y%m%d-%H%M%S")
+        """Create a folder named by the time for a run that does not train, and lock it for an evaluation.
+
+        Args:
+            root: Folder of all runs.
+            name: Name of the experiment.
+            kind: debug, eval, prompt or serve: the subfolder of the experiment's folder.
+        """
+        timestamp = time.strftime("%Y%m%d-%H%M%S")
         number = 1
         while True:
-            folder = root / name / kind / (stamp if number == 1 else f"{stamp}-{number}")
+            folder = root / name / kind / (timestamp if number == 1 else f"{timestamp}-{number}")
             try:
                 folder.mkdir(parents=True)
             except FileExistsError:
@@ -90,7 +96,11 @@ class RunPlace:
 
     @classmethod
     def reopen_evaluation(cls, folder: Path, root: Path) -> RunPlace:
-        """Open the folder of an evaluation to continue. Raises UserError if another process holds the folder."""
+        """Lock the folder of an unfinished evaluation to continue it.
+
+        Raises:
+            UserError: Another process holds the folder.
+        """
         lock = RunLock(folder)
         if (holder := lock.take()) is not None:
             raise UserError(
@@ -104,38 +114,50 @@ class RunPlace:
 
     @classmethod
     def lock_folder(cls, root: Path, name: str) -> RunPlace:
-        """Lock EXPERIMENT, or EXPERIMENT-2 and so on if a live run holds the folder."""
+        """Lock the folder of the experiment, or NAME-2, NAME-3 and so on if a live run holds it.
+
+        Args:
+            root: Folder of all runs.
+            name: Name of the experiment.
+        """
         number = 1
         holders: list[str] = []
         while True:
-            tried = name if number == 1 else f"{name}-{number}"
-            lock = RunLock(root / tried)
+            folder_name = name if number == 1 else f"{name}-{number}"
+            lock = RunLock(root / folder_name)
             is_new = not lock.folder.exists() or {path.name for path in lock.folder.iterdir()} <= OTHER_RUN_FOLDERS | {
                 GUARD
             }
             holder = lock.take()
             if holder is None:
-                place = cls(root / tried, tried, lock)
+                place = cls(root / folder_name, folder_name, lock)
                 place.is_new_folder = is_new
                 if holders:
                     place.notes.append(
-                        f"{', '.join(holders)}; this run writes to {tried} (if the other run has ended, delete "
+                        f"{', '.join(holders)}; this run writes to {folder_name} (if the other run has ended, delete "
                         f"its {LOCK_FILE})"
                     )
                 return place
-            holders.append(f"{holder} is writing to {tried}")
+            holders.append(f"{holder} is writing to {folder_name}")
             number += 1
 
     def prepare_run(self, experiment: Experiment, root: Path, resume: str, redact: Redactor) -> Experiment:
-        """Continue or archive the run in the folder, as `resume` requests.
-
-        Returns the experiment, with the defaults that the run started with.
+        """Decide whether the run in the folder is continued, replaced or refused, and write the identity of this run.
 
         Args:
+            experiment: The present configuration.
+            root: Folder of all runs.
             resume: "auto", "never", or the folder of a checkpoint or run.
+            redact: Removes secrets from the recorded settings.
+
+        Returns:
+            The experiment. For a continued run, keys that the YAML does not set have the defaults of the run's start.
+
+        Raises:
+            UserError: The run cannot be continued; the message says why and what to do.
         """
         backbone, set_keys = experiment.ajet.backbone, experiment.list_set_keys()
-        training = _without_secrets(experiment.list_training_settings(), redact)
+        training_settings = _without_secrets(experiment.list_training_settings(), redact)
         self._restore_archived_run()
         # A start that was killed as it wrote a file left a partial copy. Only the lock's holder writes these files.
         for name in START_FILES:
@@ -143,12 +165,12 @@ class RunPlace:
                 partial.unlink()
         self._open_checkpoints(experiment)
         earlier = self._read_earlier_run(anew=resume == "never")
-        differences = earlier.differences(backbone, training) if earlier else []
+        differences = earlier.differences(backbone, training_settings) if earlier else []
         old_defaults = earlier.defaults(differences, set_keys) if earlier and resume != "never" else {}
         differences = [row for row in differences if row[0] not in old_defaults]
         base = earlier.base if earlier and not self._is_unused() else None
-        code, yaml = digest_code(experiment), yaml_path_of(experiment, self.folder)
-        changed = earlier.changed_code(code) if earlier and self.checkpoints.all() else {}
+        code_digests, yaml = digest_code(experiment), yaml_path_of(experiment, self.folder)
+        changed_files = earlier.changed_code(code_digests) if earlier and self.checkpoints.all() else {}
         if resume == "auto":
             if earlier and not self._is_unused():
                 self._require_own_project(earlier, yaml)
@@ -156,8 +178,8 @@ class RunPlace:
                     raise refuse_changed_settings(self.folder, differences)
             if earlier:
                 self._refuse_moved_checkpoints()
-            if changed:
-                raise refuse_changed_code(self.folder, changed)
+            if changed_files:
+                raise refuse_changed_code(self.folder, changed_files)
             self.resumed = self.checkpoints.sound()
             if self.resumed is None and earlier and has_saved_checkpoint(self.folder):
                 self.notes.append(f"the checkpoints of {self.name} are missing: a new run starts")
@@ -172,13 +194,13 @@ class RunPlace:
             base = None
         else:
             checkpoint = self._find_checkpoint(resume, root)
-            later = [each.step for each in self.checkpoints.all() if each.path not in self.checkpoints.damaged]
+            sound_steps = [saved.step for saved in self.checkpoints.all() if saved.path not in self.checkpoints.damaged]
             is_own = checkpoint.path.parent.resolve() == self.checkpoints.folder.resolve()
-            if is_own and checkpoint.step == max(later):
+            if is_own and checkpoint.step == max(sound_steps):
                 self.resumed = checkpoint
-                if altered := [*(key for key, _, _ in differences), *changed]:
+                if changed_names := [*(key for key, _, _ in differences), *changed_files]:
                     self.notes.append(
-                        f"continuing {self.name} after step {checkpoint.step} with changed {', '.join(altered)}"
+                        f"continuing {self.name} after step {checkpoint.step} with changed {', '.join(changed_names)}"
                     )
             else:
                 if earlier:
@@ -196,37 +218,50 @@ class RunPlace:
             self.run_id = earlier.run_id
             set_keys = sorted({*earlier.given, *(key for key, _, _ in differences)})
             experiment = self._apply_old_defaults(experiment, old_defaults)
-            training |= old_defaults
+            training_settings |= old_defaults
             yaml = yaml or earlier.yaml
-        self.judge = digest_judge(experiment, code)
+        self.judge = digest_judge(experiment, code_digests)
         if earlier and self.resumed is not None:
-            changes = self._all_changes(earlier, changed, [key for key, _, _ in differences])
+            changes = self._all_changes(earlier, changed_files, [key for key, _, _ in differences])
             rejudged = [change["step"] for change in changes if change["judge"]]
             self.judge_change = self.resumed.step if self.resumed.step in rejudged else None
         self.chain = Chain(self.folder, key=chain_key())
         place, judge = str(self.folder.absolute()), self.judge
-        RunIdentity(self.run_id, backbone, training, set_keys, base, yaml, place, code, judge, changes).write(
-            self.folder
-        )
+        RunIdentity(
+            self.run_id, backbone, training_settings, set_keys, base, yaml, place, code_digests, judge, changes
+        ).write(self.folder)
         return experiment
 
     def _all_changes(
         self, earlier: RunIdentity, changed: Mapping[str, list[str]], settings: list[str]
     ) -> list[dict[str, Any]]:
-        """Return the recorded changes plus the changes of this start."""
+        """Return the recorded changes of code, settings and judge between starts, with those of this start appended.
+
+        Args:
+            earlier: Identity of the run at its last start.
+            changed: Files whose content changed, each with the keys that name it.
+            settings: Keys whose value changed.
+        """
         assert self.resumed is not None, "only a run resumed from a checkpoint gets here"
-        step, rejudged = self.resumed.step, bool(earlier.judge) and earlier.judge != self.judge
-        if rejudged:
+        step, is_rejudged = self.resumed.step, bool(earlier.judge) and earlier.judge != self.judge
+        if is_rejudged:
             self.notes.append(
                 f"the judge of {self.name} changed after step {step}: held-out numbers before and after cannot "
                 "be compared"
             )
-        if not changed and not settings and not rejudged:
+        if not changed and not settings and not is_rejudged:
             return earlier.changes
-        return [*earlier.changes, {"step": step, "files": changed, "settings": settings, "judge": rejudged}]
+        return [*earlier.changes, {"step": step, "files": changed, "settings": settings, "judge": is_rejudged}]
 
     def _require_own_project(self, earlier: RunIdentity, yaml: str | None) -> None:
-        """Refuse a run of a YAML in another project. A moved project is accepted. Raises UserError."""
+        """Raise UserError if the run in the folder belongs to a YAML of another project, which still exists.
+
+        A moved project is accepted, with a notice.
+
+        Args:
+            earlier: Identity of the run at its last start.
+            yaml: Path of the present YAML.
+        """
         if yaml is None or earlier.yaml is None or not earlier.is_of_other_yaml(yaml, self.folder):
             return
         if Path(earlier.yaml).exists():
@@ -236,7 +271,11 @@ class RunPlace:
         )
 
     def _read_base_checkpoint(self, path: Path) -> Checkpoint:
-        """Return the base checkpoint of a run without own checkpoints. Raises UserError."""
+        """Return the checkpoint of another run from which this one started, because it has none of its own yet.
+
+        Raises:
+            UserError: That checkpoint is missing or damaged.
+        """
         checkpoint = verify_checkpoint(path)
         if isinstance(checkpoint, str):
             raise UserError(
@@ -250,7 +289,7 @@ class RunPlace:
         return checkpoint
 
     def _is_unused(self) -> bool:
-        """True if no start in this folder has played, scored or stored anything."""
+        """Return True if no start in this folder has played, scored or saved anything."""
         return self._holds_only(START_FILES | OTHER_RUN_FOLDERS) and not self.checkpoints.all()
 
     def _holds_only(self, names: Collection[str]) -> bool:
@@ -258,7 +297,11 @@ class RunPlace:
         return not self.folder.exists() or {path.name for path in self.folder.iterdir()} <= {*names}
 
     def _apply_old_defaults(self, experiment: Experiment, old_defaults: Mapping[str, Any]) -> Experiment:
-        """Return the experiment with the old defaults of the run, and add a notice for each."""
+        """Return the experiment with the given defaults of the run's start, and add a notice for each.
+
+        Raises:
+            UserError: This version of ajet does not accept such a value any more.
+        """
         for key, value in old_defaults.items():
             self.notes.append(
                 f"{key} stays {json.dumps(value)}: the YAML does not set it, and this was the default when the "
@@ -278,7 +321,7 @@ class RunPlace:
         """Return the identity of the run in the folder, or None without a run.
 
         Args:
-            anew: True if a new run is requested: a damaged identity is then returned empty instead of raised.
+            anew: True if a new run is requested: for a damaged identity, an empty one is returned instead of an error.
         """
         try:
             return RunIdentity.read(self.folder)
@@ -288,22 +331,30 @@ class RunPlace:
             return RunIdentity("", "", {})
 
     def release_lock(self) -> None:
-        """Release the lock. A folder created only for the lock is removed."""
+        """Release the lock of the folder."""
         if self.lock is not None:
             self.lock.release()
 
     def _open_checkpoints(self, experiment: Experiment) -> None:
+        """Open the configured checkpoint folder, and clean up after an interrupted save."""
         trainer = experiment.ajet.trainer_common
         folder = checkpoints_folder(self.folder, trainer.checkpoint_base_dir)
         self.checkpoints = Checkpoints(folder, keep=trainer.max_checkpoints_to_keep, keep_best=trainer.keep_best)
         self.checkpoints.clean()
 
     def _find_checkpoint(self, resume: str, root: Path) -> Checkpoint:
+        """Return the checkpoint that the option --resume names.
+
+        Args:
+            resume: Folder of a checkpoint or of a run, relative to the working directory or to `root`. It may be a path
+                from before this start restored an archived run.
+            root: Folder of all runs.
+        """
         path = Path(resume)
-        for candidate in (path, root / path):
+        for named_path in (path, root / path):
             for was, now in self._restored_moves:
-                if candidate.absolute().is_relative_to(was):
-                    return self.checkpoints.at(now / candidate.absolute().relative_to(was))
+                if named_path.absolute().is_relative_to(was):
+                    return self.checkpoints.at(now / named_path.absolute().relative_to(was))
         existing = path if path.exists() or not (root / path).exists() else root / path
         # The run's checkpoints are in another folder.
         if (existing / "resolved.yaml").exists() and not (existing / "checkpoints").exists():
@@ -311,38 +362,38 @@ class RunPlace:
         return self.checkpoints.at(existing)
 
     def _refuse_moved_checkpoints(self) -> None:
-        """Refuse a start with another checkpoint folder than the last start. Raises UserError.
+        """Raise UserError if the configured checkpoint folder differs from that of the last start.
 
-        Without the check the run would begin anew over existing records.
+        The run would otherwise begin anew over existing records.
         """
-        stored, configured = checkpoints_of(self.folder), self.checkpoints.folder
-        if stored.folder.resolve() != configured.resolve() and stored.all():
+        last_checkpoints, checkpoints = checkpoints_of(self.folder), self.checkpoints.folder
+        if last_checkpoints.folder.resolve() != checkpoints.resolve() and last_checkpoints.all():
             raise UserError(
-                f"The checkpoints of {self.name} are in {stored.folder}, but this command looks for them in "
-                f"{configured}.",
+                f"The checkpoints of {self.name} are in {last_checkpoints.folder}, but this command looks for them in "
+                f"{checkpoints}.",
                 where="ajet.trainer_common.checkpoint_base_dir",
                 expected="the same folder as before",
-                do=f"set the key as before; or move that folder to {configured}; or {FRESH_ADVICE}",
+                do=f"set the key as before; or move that folder to {checkpoints}; or {FRESH_ADVICE}",
             )
 
     def _archive_run_except(self, chosen: Checkpoint) -> Checkpoint:
-        """Archive the folder. Return `chosen` at the new path."""
+        """Archive the run, and return the checkpoint `chosen`, at its new path if it was in an archived folder."""
         path = chosen.path.resolve()
-        real = {each: each.resolve() for each in (self.folder, *self._checkpoint_folders())}
+        resolved_paths = {folder: folder.resolve() for folder in (self.folder, *self._checkpoint_folders())}
         for was, now in self._archive_run().moves:
-            if path.is_relative_to(real[was]) and (now / path.relative_to(real[was])).exists():
-                return self.checkpoints.at(now / path.relative_to(real[was]))
+            if path.is_relative_to(resolved_paths[was]) and (now / path.relative_to(resolved_paths[was])).exists():
+                return self.checkpoints.at(now / path.relative_to(resolved_paths[was]))
         return chosen
 
     def _checkpoint_folders(self) -> list[Path]:
-        """Return the checkpoint folders of the current configuration and of the last start."""
+        """Return the checkpoint folders of the present configuration and of the last start."""
         try:
             return [self.checkpoints.folder, checkpoints_of(self.folder).folder]
         except UserError:  # a damaged record can still be archived
             return [self.checkpoints.folder]
 
     def _archive_run(self) -> ArchivedRun:
-        """Rename the folder to EXPERIMENT.old-N and lock an empty one. Returns the archived run."""
+        """Rename the run's folder to EXPERIMENT.old-N and lock a new, empty one. Return the archived run."""
         self._archived_run = archived = ArchivedRun.archive_run(self.folder, self._checkpoint_folders())
         (archived.old / LOCK_FILE).unlink(missing_ok=True)
         if self.lock is not None:
@@ -354,9 +405,10 @@ class RunPlace:
         return archived
 
     def _restore_archived_run(self) -> None:
-        """Restore a run archived by a start that was killed before any result, also between two renames.
+        """Restore the earlier run if the start that archived it was killed before it had any result.
 
-        A notice is added if other data occupies the original path.
+        The kill may have come between two renames. If other data occupies the original path, the archive stays, with a
+        notice.
         """
         (self.folder / MARK_FILE).unlink(missing_ok=True)  # a start killed before its first rename left the file
         if (archived := ArchivedRun.find_archived(self.folder)) is None:
@@ -365,28 +417,29 @@ class RunPlace:
             self._archived_run = archived
             self.notes.append(f"the folder of the earlier run of {self.name} was kept as {archived.old.name}")
             return
-        lock, keep = RunLock(archived.old), None
+        lock, ended_path = RunLock(archived.old), None
         if (holder := lock.take()) is not None:
             raise self._race_error(holder)
         if (self.folder / "logs").exists() and (read_status(self.folder) or {}).get("outcome") != "interrupted":
-            keep = archived.next_ended_path()
+            ended_path = archived.next_ended_path()
         try:
-            archived.restore_run(keep)
+            archived.restore_run(ended_path)
         except OSError:
             lock.release()
             raise self._race_error("another start") from None
         lock.moved(self.folder)
         if self.lock is not None:
-            self.lock.moved(keep or archived.removal_path)
+            self.lock.moved(ended_path or archived.removal_path)
             self.lock.release()
         self.lock, self._restored_moves = lock, [(now, was) for was, now in archived.moves]
         self.notes.append(
             f"the new run of {self.name} ended before it had a result, so the earlier run was restored: "
             f"{archived.old.name} is {self.name} again"
-            + (f", and the log of the new run is in {keep.name}" if keep else "")
+            + (f", and the log of the new run is in {ended_path.name}" if ended_path else "")
         )
 
     def _race_error(self, holder: object) -> UserError:
+        """Return the error for a folder that another process took between two steps of this start."""
         return UserError(
             f"{holder} started to write to {self.folder} at the same moment.",
             where=str(self.folder),
@@ -394,7 +447,7 @@ class RunPlace:
         )
 
     def confirm_start(self) -> None:
-        """Note that the run has a result, so an archived earlier run keeps its new name."""
+        """Note that this run has a result, so that the archived earlier run keeps its new name."""
         if self._archived_run is not None:
             self._archived_run.remove_mark()
 
@@ -433,7 +486,7 @@ class RunPlace:
             lock.release()
 
     def restore_archived_run(self) -> str | None:
-        """Restore the run archived by this start if this run has no result. Return the archived name.
+        """Undo the archiving of this start if the run has no result. Return the name that the archive had.
 
         Returns:
             None if nothing is restored: without an archived run, with further files in the folder, or if another
@@ -461,7 +514,7 @@ class RunPlace:
 
 
 def _path_below(root: Path, path: Path) -> str:
-    """Return the path relative to `root` if inside (runs may be moved together), else unchanged."""
+    """Return the path relative to `root` if it lies inside, so that all runs can be moved together, else unchanged."""
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 
@@ -471,8 +524,8 @@ def _without_secrets(training: dict[str, Any], redact: Redactor) -> dict[str, An
     Under ajet's own keys a value is redacted only if its key or its form looks like a secret. Equality with an
     environment variable is not enough, because e.g. LICENSE_KEY may hold the name of the model.
     """
-    plain = json.loads(dumps(training))
+    plain_settings = json.loads(dumps(training))
     return {
         key: redact.tree(value) if not key.startswith("ajet.") else SHAPES_ONLY.tree(value)
-        for key, value in plain.items()
+        for key, value in plain_settings.items()
     }

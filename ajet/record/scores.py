@@ -95,6 +95,7 @@ class Scores:
 
     @cached_property
     def has_success_verdicts(self) -> bool:
+        """True if success was judged for these attempts, so that a success rate can be reported."""
         return has_success_verdicts(self.attempts)
 
     @cached_property
@@ -108,11 +109,14 @@ class Scores:
         return {task: fmean(self.reward_or_lowest(a) for a in attempts) for task, attempts in self.by_task.items()}
 
     def reward_or_lowest(self, attempt: AttemptRecord) -> float:
-        """Return the attempt's reward, or the reward of a failure."""
+        """Return the attempt's reward, or `lowest` if it failed."""
         return self.lowest if attempt.reward is None else attempt.reward
 
     def pass_rate(self, k: int) -> TaskRate | None:
-        """Return pass@k over tasks with at least k counted attempts, or None without success verdicts or such tasks."""
+        """Return pass@k over the tasks with at least k counted attempts, with its 95 % interval.
+
+        None if success was not judged, or if no task has so many attempts.
+        """
         if not self.has_success_verdicts:
             return None
         rates = [
@@ -126,9 +130,13 @@ class Scores:
         return TaskRate(value, *wilson(value, len(rates)), tasks=len(rates))
 
     def ks(self) -> list[int]:
-        """Return the useful k of pass@k: powers of two and the number of attempts."""
-        largest = self.repeats
-        return sorted({1 << exponent for exponent in range(largest.bit_length())} | {largest}) if largest else []
+        """Return the k for which pass@k is reported: the powers of two up to the attempts per task, and that number."""
+        attempts_per_task = self.repeats
+        return (
+            sorted({1 << exponent for exponent in range(attempts_per_task.bit_length())} | {attempts_per_task})
+            if attempts_per_task
+            else []
+        )
 
     @property
     def reward(self) -> float | None:
@@ -141,15 +149,19 @@ class Scores:
         return half_width(list(self.rewards.values())) if self.scored else None
 
     def group_by_tag(self, keys: Sequence[str] = TAG_KEYS) -> dict[str, Scores]:
-        """Return the scores by tag. A task with several tags counts for each."""
-        parts: dict[str, list[AttemptRecord]] = {}
+        """Return the scores of the attempts with each tag. A task with several tags counts for each.
+
+        Args:
+            keys: Metadata keys of the tags.
+        """
+        attempts_by_tag: dict[str, list[AttemptRecord]] = {}
         for attempt in self.attempts:
             for tag in attempt.tags(keys):
-                parts.setdefault(tag, []).append(attempt)
-        return {tag: Scores(parts[tag], self.lowest) for tag in sorted(parts)}
+                attempts_by_tag.setdefault(tag, []).append(attempt)
+        return {tag: Scores(attempts_by_tag[tag], self.lowest) for tag in sorted(attempts_by_tag)}
 
     def group_by_scorer(self) -> dict[str, Scores]:
-        """Return the scores for each scorer. A row or a stage can choose it; attempts without one are left out."""
+        """Return the scores of the attempts by the scorer that judged them; attempts without a scorer are left out."""
         by_scorer: dict[str, list[AttemptRecord]] = {}
         for attempt in self.attempts:
             if attempt.scorer:
@@ -157,21 +169,23 @@ class Scores:
         return {name: Scores(by_scorer[name], self.lowest) for name in sorted(by_scorer)}
 
     def average_by_scorer(self) -> dict[str, tuple[float | None, int, int]]:
-        """Return the mean score, the number of scores and the number of requests of each scorer."""
+        """Return (mean score or None, number of scores, number of judged attempts) of each scorer."""
         by_scorer: dict[str, list[float | None]] = {}
         for attempt in self.attempts:
             for name, score in attempt.parts.items():
                 by_scorer.setdefault(name, []).append(score)
-        valid = {name: [score for score in scores if score is not None] for name, scores in by_scorer.items()}
+        valid_scores = {name: [score for score in scores if score is not None] for name, scores in by_scorer.items()}
         return {
             name: (fmean(scores) if scores else None, len(scores), len(by_scorer[name]))
-            for name, scores in valid.items()
+            for name, scores in valid_scores.items()
         }
 
 
 def failure_reward(attempts: Iterable[AttemptRecord]) -> float:
-    """Return the reward of a failed attempt: the minimum of 0 and the lowest reward. Compared models share the
-    value."""
+    """Return the reward that a failed attempt counts with: 0, or the lowest reward if that is below 0.
+
+    Compared models share the value, so it is computed over the attempts of all of them.
+    """
     return min([0.0, *(a.reward for a in attempts if a.reward is not None and not a.left_out)])
 
 
@@ -208,13 +222,14 @@ class Comparison:
         return self.p < 0.05
 
     def describe_difference(self) -> str:
+        """Return the difference as a sentence, with its 95 % interval, the p-value and the test."""
         sign = f"{self.difference:+.1%}" if self.quantity == "success" else f"{self.difference:+.3g}"
-        wide = plus_minus(self.error, ".0%" if self.quantity == "success" else ".2g")
-        text = f"{self.quantity} {sign}{wide} over {self.tasks} tasks, p = {_format_p(self.p)} ({self.test})"
+        interval = plus_minus(self.error, ".0%" if self.quantity == "success" else ".2g")
+        text = f"{self.quantity} {sign}{interval} over {self.tasks} tasks, p = {_format_p(self.p)} ({self.test})"
         return text if self.is_beyond_noise else f"{text}: may be chance"
 
     def describe_noise(self) -> str:
-        """Describe the difference expected between two runs of one model."""
+        """Return by how much two runs of the same model differ, as a sentence."""
         if self.noise is None:
             return "noise between two runs of one model: unknown with one attempt per task (--repeat 4 measures it)"
         if self.noise == 0:
@@ -224,22 +239,28 @@ class Comparison:
 
 
 def compare(before: Scores, after: Scores, *, seed: int = 0) -> Comparison | None:
-    """Compare two models over shared tasks, or None without shared tasks."""
+    """Return the comparison of two models over the tasks that both have, or None without such tasks.
+
+    Success is compared if it was judged for both models, else the mean reward.
+
+    Args:
+        seed: Makes the permutation test repeatable.
+    """
     judged = before.has_success_verdicts and after.has_success_verdicts
-    was, now = (before.solved, after.solved) if judged else (before.rewards, after.rewards)
-    shared = [task for task in was if task in now]
+    before_by_task, after_by_task = (before.solved, after.solved) if judged else (before.rewards, after.rewards)
+    shared = [task for task in before_by_task if task in after_by_task]
     if not shared:
         return None
-    differences = [now[task] - was[task] for task in shared]
+    differences = [after_by_task[task] - before_by_task[task] for task in shared]
     p, test = paired_p(differences, seed=seed)
     if judged:  # solved: in at least half of its attempts
-        gained = [task for task in shared if was[task] < 0.5 <= now[task]]
-        lost = [task for task in shared if now[task] < 0.5 <= was[task]]
+        gained = [task for task in shared if before_by_task[task] < 0.5 <= after_by_task[task]]
+        lost = [task for task in shared if after_by_task[task] < 0.5 <= before_by_task[task]]
     else:
-        gained = [task for task in shared if now[task] > was[task]]
-        lost = [task for task in shared if now[task] < was[task]]
-    noise = [noise_floor(each, shared, success=judged) for each in (before, after)]
-    known_noise = [each for each in noise if each is not None]
+        gained = [task for task in shared if after_by_task[task] > before_by_task[task]]
+        lost = [task for task in shared if after_by_task[task] < before_by_task[task]]
+    noise = [noise_floor(scores, shared, success=judged) for scores in (before, after)]
+    known_noise = [bound for bound in noise if bound is not None]
     return Comparison(
         quantity="success" if judged else "reward",
         tasks=len(shared),
@@ -268,18 +289,19 @@ def paired_p(differences: Sequence[float], *, seed: int = 0) -> tuple[float, str
     if np.ptp(sizes) < 1e-9:
         up = int((values > 0).sum())
         fewer, count = min(up, len(values) - up), len(values)
-        tail = sum(math.comb(count, each) for each in range(fewer + 1)) / 2**count
+        tail = sum(math.comb(count, successes) for successes in range(fewer + 1)) / 2**count
         return min(1.0, 2 * tail), "exact McNemar test" if abs(sizes[0] - 1) < 1e-9 else "exact sign test"
+    # A little less, so that rounding does not exclude the observed signs themselves.
     observed = abs(values.sum()) * (1 - 1e-9)
     if len(values) <= EXACT_UP_TO:
         bits = np.arange(1 << len(values))[:, None] >> np.arange(len(values)) & 1
         return float((np.abs((1 - 2 * bits) @ sizes) >= observed).mean()), "exact permutation test"
     rng = np.random.default_rng(seed)
-    reached = 0
+    extreme_count = 0
     for _ in range(EXCHANGES // 1000):
         signs = rng.integers(0, 2, (1000, len(values)), dtype=np.int8) * 2 - 1
-        reached += int((np.abs(signs @ sizes) >= observed).sum())
-    return (reached + 1) / (EXCHANGES + 1), "permutation test"
+        extreme_count += int((np.abs(signs @ sizes) >= observed).sum())
+    return (extreme_count + 1) / (EXCHANGES + 1), "permutation test"
 
 
 def noise_floor(scores: Scores, tasks: Sequence[str], *, success: bool) -> float | None:
@@ -301,4 +323,5 @@ def noise_floor(scores: Scores, tasks: Sequence[str], *, success: bool) -> float
 
 
 def _format_p(value: float) -> str:
+    """Return a p-value as text with three or four decimals."""
     return f"{value:.3f}" if value >= 0.001 else "below 0.001" if value < 1e-4 else f"{value:.4f}"

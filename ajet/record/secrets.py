@@ -45,9 +45,13 @@ _WORD_OF_A_LIST = re.compile(r"[a-z][a-z_]*")
 
 
 class Redactor:
-    """Replaces secrets by the name of their variable or key."""
+    """Replaces secrets in text by `[redacted NAME]`, with the name of the variable or key that holds them."""
 
     def __init__(self, environment: Mapping[str, str] | None = None, literals: Iterable[tuple[str, str]] = ()) -> None:
+        """Args:
+        environment: Variables whose values may be secrets. None: those of this process.
+        literals: (name, value) of the secrets in a configuration.
+        """
         replacements, interpolations = dict[str, str](), dict[str, str]()
         variables = os.environ if environment is None else environment
         for name, value in [*literals, *variables.items()]:
@@ -67,17 +71,18 @@ class Redactor:
         return replace_secret_shapes(text, SHAPE)
 
     def row(self, row: Any) -> str:
-        """Return `row` as one line of strict JSON with redacted string values."""
+        """Return a row of a record as one line of strict JSON, with secrets redacted in its string values."""
         line = dumps(row)
         return line if not self._has_secret(line) else dumps(self._redact_value(json.loads(line)))
 
     def tree(self, value: Any) -> Any:
-        """Return a value of dicts, lists and plain values with redacted strings."""
+        """Return a copy of a value of dicts, lists and plain values, with secrets redacted in its strings."""
         return self._redact_value(value)
 
     def interpolated(self, text: str) -> str:
-        """Return the text with secrets of the environment replaced by `${oc.env:NAME}`, so that a configuration still
-        loads.
+        """Return a YAML text with each secret of the environment replaced by `${oc.env:NAME}`.
+
+        The recorded configuration can then be loaded again.
         """
         for secret in self._longest_first:
             if secret in text:
@@ -85,6 +90,11 @@ class Redactor:
         return text
 
     def _redact_value(self, value: Any, key: str = "") -> Any:
+        """Return the value with redacted strings. Words of a fixed list, such as a status, stay under their own keys.
+
+        Args:
+            key: The key under which the value stands.
+        """
         if isinstance(value, str):
             is_own_word = key in _OWN_WORDS and _WORD_OF_A_LIST.fullmatch(value)
             return value if is_own_word else self(value)
@@ -102,7 +112,10 @@ SHAPES_ONLY = Redactor({})  # knows no values
 
 
 def literal_secrets(tree: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (key, value) of every string with a secret's key or shape in a configuration (`api_key: sk-…`)."""
+    """Yield (key, value) of each secret that a configuration contains literally, such as `api_key: sk-…`.
+
+    Values with an interpolation (`${…}`) are no literals.
+    """
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from literal_secrets(value, str(key))
@@ -116,20 +129,21 @@ def literal_secrets(tree: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _secret_texts(name: str, value: str) -> list[str]:
-    """Return the texts to redact for a variable or key."""
-    values = [value.strip()] if is_secret_name(name) else []
-    inside = list_secret_parts(value) if values or has_secret_shape(value) else []
-    return [secret for secret in [*values, *inside] if _is_unmistakable(secret)]
+    """Return the texts to redact for a variable or key: its value if the name is a secret's, and secrets within it."""
+    named_values = [value.strip()] if is_secret_name(name) else []
+    contained_secrets = list_secret_parts(value) if named_values or has_secret_shape(value) else []
+    return [secret for secret in [*named_values, *contained_secrets] if _is_unmistakable(secret)]
 
 
 def _is_unmistakable(value: str) -> bool:
+    """Return True if a secret may be searched for in all text: it is no short text, number, single word or path."""
     if len(value) < SHORTEST or value.isdigit() or _ONE_WORD.fullmatch(value):
         return False
     return not os.path.exists(value)
 
 
 def _json_forms(secret: str) -> set[str]:
-    """Return the secret as plain text, as JSON, and as JSON within JSON."""
+    """Return the forms in which a secret occurs in a record: plain, inside JSON, and inside JSON within JSON."""
     forms = {secret}
     for ascii_only in (True, False):
         once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]

@@ -27,7 +27,10 @@ TO_VALIDATE = "to_validate"
 
 
 class StatusFile:
-    """Content of `status.json`. Thread-safe. The constructor raises OSError if the file cannot be written."""
+    """The file `status.json` of a run, replaced at each change. Thread-safe.
+
+    The constructor raises OSError if the file cannot be written; later failures are only logged.
+    """
 
     def __init__(self, path: Path, redact: Redactor, *, run_id: str, name: str, kind: str) -> None:
         self._path, self._redact = path, redact
@@ -50,7 +53,7 @@ class StatusFile:
         self._write_file()
 
     def set(self, **values: Any) -> None:
-        """Change fields (phase="rollout", step=3, …) and replace the file."""
+        """Change fields of the status (phase="rollout", step=3, …) and replace the file."""
         with self._lock:
             now = time.time()
             if values.get("phase", self._content["phase"]) != self._content["phase"]:
@@ -67,11 +70,16 @@ class StatusFile:
                 self._is_failing = False
 
     def _write_file(self) -> None:
+        """Replace the file by the present content, without secrets."""
         text = json.dumps(self._redact.tree(self._content), indent=1, ensure_ascii=False)
         write_atomically(self._path, text + "\n")
 
     def add_process(self, pid: int, role: str) -> None:
-        """Record a live process started by this run."""
+        """Add a live process that this run started. A process that has ended already is ignored.
+
+        Args:
+            role: What the process does.
+        """
         try:
             process = ProcessIdentity.of(pid)
         except psutil.NoSuchProcess:
@@ -86,11 +94,17 @@ class StatusFile:
 
 
 def _process_entry(process: ProcessIdentity, role: str) -> dict[str, Any]:
+    """Return a process as JSON values, for the status file."""
     return {"pid": process.pid, "started": process.started, "ticks": process.ticks, "role": role}
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:
-    """Return the status of the run in `folder`, or None without one. Raises OSError; UserError for damage."""
+    """Return the content of `status.json` of the run in `folder`, or None without the file.
+
+    Raises:
+        OSError: The file cannot be read.
+        UserError: It is damaged.
+    """
     path = folder / "status.json"
     try:
         return read_json(path)
@@ -106,20 +120,23 @@ def read_status(folder: Path) -> dict[str, Any] | None:
 
 
 def recorded_processes(status: dict[str, Any]) -> list[tuple[ProcessIdentity, str]]:
-    """Return the processes of a status with their roles. Invalid entries are skipped."""
+    """Return (process, role) of each process that a status lists. Invalid entries are skipped."""
     processes = []
-    machine = {name: status.get(name) for name in ("host", "boot", "space")}
+    host_fields = {name: status.get(name) for name in ("host", "boot", "space")}
     entries = status.get("processes")
     for entry in entries if isinstance(entries, list) else []:
         try:
-            processes.append((ProcessIdentity.recorded({**machine, **entry}), str(entry.get("role"))))
+            processes.append((ProcessIdentity.recorded({**host_fields, **entry}), str(entry.get("role"))))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             continue
     return processes
 
 
 def find_run_state(status: dict[str, Any]) -> str:
-    """Return "running", the outcome, or "stopped" if the process is gone without an outcome."""
+    """Return the state of a run by its status: its outcome if it has one, "running", "stopped" or "unknown".
+
+    "stopped" means that the process is gone without an outcome, as after a kill.
+    """
     if status.get("outcome"):
         return str(status["outcome"])
     for process, role in recorded_processes(status):

@@ -34,14 +34,14 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def canonical_json(arguments: Mapping[str, Any]) -> str:
-    """Return arguments as one text, independent of the key order."""
+    """Return a tool's arguments as one JSON text, independent of the order of keys."""
     return json.dumps(
         _replace_surrogates(plain(dict(arguments))), ensure_ascii=False, sort_keys=True, separators=(",", ":")
     )
 
 
 def bound_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the arguments as plain JSON, shortened if too long."""
+    """Return a copy of a tool's arguments as plain JSON; if too long, their beginning and a digest of all."""
     text = canonical_json(arguments)
     if len(text) > ARGUMENTS:
         return {CUT: text[: ARGUMENTS // 4], "digest": compute_digest(text)}
@@ -49,11 +49,15 @@ def bound_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bound_tool_use(use: ToolUse, room: int = RESULT + ARGUMENTS) -> ToolUse:
-    """Return the use as stored, with at most `room` characters of the result.
+    """Return the tool use as the record stores it: with bounded texts, of which cut characters are counted in `cut`.
+
+    Args:
+        use: The tool use as reported.
+        room: Maximum characters of the result.
 
     Raises:
-        TypeError: not a ToolUse, or a result without text.
-        ValueError: an unknown error class or invalid times.
+        TypeError: It is no ToolUse, or the result is no text.
+        ValueError: The error class is unknown, or a time is not finite.
     """
     if not isinstance(use, ToolUse):
         raise TypeError(f"a tool use must be an ajet.schema.tool_use.ToolUse, not a {type(use).__name__}")
@@ -65,32 +69,36 @@ def bound_tool_use(use: ToolUse, room: int = RESULT + ARGUMENTS) -> ToolUse:
         )
     if not (math.isfinite(use.started) and math.isfinite(use.ended)):
         raise ValueError("the times of a tool use must be seconds since the epoch")
-    allowed = max(0, min(RESULT, room))
-    removed = max(0, len(use.result) - allowed)
+    limit = max(0, min(RESULT, room))
+    cut_characters = max(0, len(use.result) - limit)
     return replace(
         use,
         name=_replace_surrogates(str(use.name)[:NAME]),
         arguments=bound_arguments(use.arguments),
-        result=_replace_surrogates(use.result[:allowed]),
+        result=_replace_surrogates(use.result[:limit]),
         server=_replace_surrogates(str(use.server)[:NAME]),
         call_id=_replace_surrogates(str(use.call_id)[:NAME]),
-        cut=use.cut + removed,
+        cut=use.cut + cut_characters,
     )
 
 
 def chain_digest(before: str, use: ToolUse) -> str:
-    """Return the `chain` digest of a use. `before`: digest of the previous use; "" for the first."""
+    """Return the digest of all tool uses of an episode up to `use`.
+
+    Args:
+        before: Digest up to the previous use; "" for the first.
+    """
     (row,) = encode_uses([replace(use, chain="")])
     return compute_digest(strict_json([before, row]))[:32]
 
 
 def size_of(use: ToolUse) -> int:
-    """Return the characters of a use that count towards `IN_ALL`, the limit for an episode."""
+    """Return how many characters a tool use counts towards `IN_ALL`, the limit of an episode."""
     return len(use.result) + len(strict_json(use.arguments))
 
 
 def encode_uses(uses: Sequence[ToolUse]) -> list[dict[str, Any]]:
-    """Return rows of an episode's line without default values."""
+    """Return tool uses as JSON rows for an episode's line. Fields with their default value are left out."""
     names = [field.name for field in fields(ToolUse)]
     return [
         {name: value for name in names if (value := getattr(use, name)) != _DEFAULTS.get(name, _ALWAYS)} for use in uses
@@ -98,14 +106,14 @@ def encode_uses(uses: Sequence[ToolUse]) -> list[dict[str, Any]]:
 
 
 def decode_uses(rows: Any) -> list[ToolUse]:
-    """Return the uses of rows. Raises ValueError or TypeError for invalid rows."""
+    """Return the tool uses of an episode's line. Raises ValueError or TypeError for invalid rows."""
     if not isinstance(rows, list):
         raise ValueError("its tool uses are not a list")
     return [_decode_use(row) for row in rows]
 
 
 def _decode_use(row: Any) -> ToolUse:
-    """Return the tool use of a row. Raises ValueError or TypeError for invalid values."""
+    """Return the tool use of a JSON row. Raises ValueError or TypeError for invalid values."""
     if not isinstance(row, dict):
         raise ValueError("a tool use is not a JSON object")
     use = ToolUse(**{field.name: row[field.name] for field in fields(ToolUse) if field.name in row})
@@ -128,7 +136,7 @@ _ALWAYS = object()
 def _replace_surrogates(value: Any) -> Any:
     """Return the value without halves of surrogate pairs, which no file can hold."""
     if isinstance(value, dict):
-        return {_replace_surrogates(key): _replace_surrogates(each) for key, each in value.items()}
+        return {_replace_surrogates(key): _replace_surrogates(item_value) for key, item_value in value.items()}
     if isinstance(value, list):
         return [_replace_surrogates(item) for item in value]
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else value

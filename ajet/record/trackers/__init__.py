@@ -27,10 +27,14 @@ T = TypeVar("T")
 
 
 def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | None = None) -> list[Tracker]:
-    """Open the trackers named by `trainer_common.logger`. The console replaces trackers that cannot be opened.
+    """Open the trackers named by `trainer_common.logger` and return them.
+
+    A tracker that cannot be opened is logged with the reason, and replaced by the console.
 
     Args:
-        base: folder of relative references.
+        names: Names or references of tracker classes.
+        run: Facts about the run.
+        base: Folder of relative references. None: the working directory.
     """
     requested = [names] if isinstance(names, str) else list(names)
     trackers: dict[str, Tracker] = {}
@@ -55,6 +59,7 @@ def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | N
 
 
 def _tracker_class(name: str, base: Path) -> type[Tracker]:
+    """Return the class of a tracker by its name or reference. Raises UserError for an unknown one."""
     if not is_reference(name) and find_part("tracker", name) is None:
         raise UserError(f"There is no tracker of this name (known: {', '.join(find_all_parts('tracker'))}).")
     does = ("metrics", "episodes", "close")
@@ -63,35 +68,41 @@ def _tracker_class(name: str, base: Path) -> type[Tracker]:
 
 
 def find_patience_seconds(kind: type[Any], *, closing: bool = False) -> float | None:
-    """Return the timeout of a tracker class in seconds. User classes need not derive from Tracker."""
+    """Return how many seconds a call of a tracker may take, or None without a limit.
+
+    Args:
+        kind: The tracker's class. A user's class need not derive from `Tracker`, and then has the default limits.
+        closing: True for the last call, `close`.
+    """
     patience: float | None = getattr(kind, "patience_s", PATIENCE_S)
     return getattr(kind, "closing_s", CLOSING_S) if closing and patience is not None else patience
 
 
 def call_within(seconds: float | None, call: Callable[[], T], *, what: str) -> T:
-    """Return or raise the result of `call` within `seconds`. None: no limit, in this thread.
+    """Return the result of `call`, which runs in a thread for at most `seconds`. None: no limit, in this thread.
 
-    A call over the limit continues in a daemon thread that keeps no process alive.
+    A call over the limit goes on in a daemon thread, which does not keep the process alive.
 
     Raises:
-        TimeoutError: the limit is exceeded; the message names `what`.
+        TimeoutError: The limit is exceeded.
+        BaseException: What `call` raised.
     """
     if seconds is None:
         return call()
-    answers: list[T] = []
+    results: list[T] = []
     errors: list[BaseException] = []
 
-    def work() -> None:
+    def run_call() -> None:
         try:
-            answers.append(call())
+            results.append(call())
         except BaseException as error:  # noqa: BLE001 - it is raised below
             errors.append(error)
 
-    thread = threading.Thread(target=work, name=f"ajet-{what}", daemon=True)
+    thread = threading.Thread(target=run_call, name=f"ajet-{what}", daemon=True)
     thread.start()
     thread.join(seconds)
     if errors:
         raise errors[0]
-    if not answers:
+    if not results:
         raise TimeoutError(f"the tracker did not answer within {seconds:g} s")
-    return answers[0]
+    return results[0]

@@ -26,12 +26,12 @@ INDENT = 12
 
 
 class ConsoleTracker(Tracker):
-    """Prints metrics missing from the step line, which has reward and times."""
+    """Prints the loss and other update metrics below the step's own line, which has reward and times."""
 
     patience_s = None
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Print one line, or nothing for an event without these numbers (a validation)."""
+        """Print one line of the metrics in `SHOWN`, or nothing if the event has none of them, as a validation."""
         pairs = [f"{word} {format_number(numbers[name])}" for name, word in SHOWN.items() if name in numbers]
         width = console.width - INDENT if console.is_terminal else None
         for line in _wrap_pairs(pairs, width):
@@ -39,7 +39,7 @@ class ConsoleTracker(Tracker):
 
 
 def _wrap_pairs(pairs: list[str], room: int | None) -> list[str]:
-    """Wrap the pairs into lines of at most `room` columns without breaking a pair. None: one line."""
+    """Join pairs such as "loss 0.2" into lines of at most `room` columns (None: one line), without breaking a pair."""
     lines: list[str] = []
     for pair in pairs:
         if lines and (room is None or len(lines[-1]) + 2 + len(pair) <= room):

@@ -37,7 +37,7 @@ class TrackedRun:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The recorded configuration by root name, without secrets."""
+        """The run's resolved settings by top-level section, as recorded without secrets."""
         from ajet.config import read_recorded_tree
 
         return read_recorded_tree(self.folder / "resolved.yaml")
@@ -64,7 +64,7 @@ class Tracker:
         raise NotImplementedError
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
-        """Receive recorded episodes of a step with outcomes by uuid. Read-only."""
+        """Receive the recorded episodes of a step, which must not be changed, and their outcomes by uuid."""
 
     def close(self) -> None:
         """Flush all output and close the tracker. Idempotent."""

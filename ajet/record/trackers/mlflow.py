@@ -58,7 +58,7 @@ class MlflowTracker(Tracker):
             self._client.log_batch(self._id, params=params[first : first + AT_ONCE])
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Send all numbers in one request."""
+        """Send all numbers of the step in one request."""
         now = int(time.time() * 1000)
         metrics = [self._metric_class(_clean_name(name), value, now, step) for name, value in numbers.items()]
         if metrics:
@@ -71,7 +71,7 @@ class MlflowTracker(Tracker):
             self._client.log_text(self._id, json.dumps(table, ensure_ascii=False), f"episodes/{split}-{step}.json")
 
     def close(self) -> None:
-        """Set the final status of the MLflow run."""
+        """Set the final state of the MLflow run: finished, killed or failed."""
         self._client.set_terminated(self._id, status=_STATES[self.outcome])
 
 
@@ -82,17 +82,18 @@ def _files_allowed(place: str | None) -> Iterator[None]:
     MLflow checks the permission when its store is opened. Its database store needs more than the client package.
     """
     name = "MLFLOW_ALLOW_FILE_STORE"
-    before = os.environ.get(name)
-    if place is None and before is None:
+    previous_value = os.environ.get(name)
+    if place is None and previous_value is None:
         os.environ[name] = "true"
     try:
         yield
     finally:
-        if before is None:
+        if previous_value is None:
             os.environ.pop(name, None)
 
 
 def _flatten_config(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (key, value as text) of each setting, with keys of nested sections joined by dots."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from _flatten_config(value, f"{prefix}{key}.")
@@ -101,5 +102,5 @@ def _flatten_config(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 
 
 def _clean_name(text: str) -> str:
-    """Replace characters that MLflow refuses in names."""
+    """Return the name with characters that MLflow refuses replaced, and cut to its limit of 250."""
     return _NO_NAME.sub("_", text)[:250]

@@ -19,7 +19,11 @@ Cell = str | float | None
 
 
 def sample_rows(episodes: Sequence[Episode], outcomes: Mapping[str, Outcome], redact: Redactor) -> list[list[Cell]]:
-    """Return a row per chosen episode, with a cell for each of `COLUMNS`."""
+    """Return table rows of up to `MOST` episodes, spread evenly from the worst reward to the best.
+
+    Returns:
+        A row per chosen episode, with a cell for each of `COLUMNS`.
+    """
     worst_first = sorted(episodes, key=lambda episode: (episode.reward is not None, episode.reward or 0.0))
     count = min(MOST, len(worst_first))
     selected = [worst_first[round(index * (len(worst_first) - 1) / max(count - 1, 1))] for index in range(count)]
@@ -27,6 +31,8 @@ def sample_rows(episodes: Sequence[Episode], outcomes: Mapping[str, Outcome], re
 
 
 def _episode_row(episode: Episode, outcome: Outcome | None, redact: Redactor) -> list[Cell]:
+    """Return the cells of an episode in the order of `COLUMNS`, with texts shortened and without secrets."""
+
     def short(text: str) -> str:
         redacted = redact(text)
         return redacted if len(redacted) <= LONGEST else redacted[: LONGEST - 1] + "…"

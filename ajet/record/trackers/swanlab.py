@@ -25,7 +25,7 @@ _STATES = {"finished": "success", "interrupted": "aborted", "failed": "crashed"}
 
 
 class SwanlabTracker(Tracker):
-    """Numbers under the names of `metrics.jsonl`, and a table `episodes/SPLIT` a step."""
+    """Sends metrics under the names of `metrics.jsonl` and sampled episodes as a table `episodes/SPLIT` to SwanLab."""
 
     def __init__(self, run: TrackedRun) -> None:
         super().__init__(run)
@@ -58,18 +58,18 @@ class SwanlabTracker(Tracker):
         self._table = swanlab.echarts.Table
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log all numbers at the step."""
+        """Send all numbers of the step."""
         self._run.log(dict(numbers), step=step)
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
-        """Log a table of sampled episodes."""
+        """Send a table of sampled episodes."""
         if data := sample_rows(episodes, outcomes, self.run.redact):
             table = self._table()
             table.add(list(COLUMNS), data)
             self._run.log({f"episodes/{split}": table}, step=step)
 
     def close(self) -> None:
-        """Flush and finish the experiment with the outcome."""
+        """Send what is left, and end the experiment with the run's outcome."""
         if self._run.alive:
             state: Any = _STATES[self.outcome]
             self._run.finish(state=state, error="the run failed" if state == "crashed" else None)

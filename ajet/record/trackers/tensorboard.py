@@ -24,13 +24,14 @@ class TensorboardTracker(Tracker):
         self._event_class, self._summary_class = event_pb2.Event, summary_pb2.Summary
         self._writer = EventFileWriter(str(run.folder / "tensorboard"))
         if run.resumed_step is not None:
+            # The event makes viewers drop the later steps, which the resumed run writes again.
             session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._writer.add_event(
                 self._event_class(wall_time=time.time(), step=run.resumed_step + 1, session_log=session)
             )
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Write one event with a scalar per number and flush."""
+        """Write one event with a scalar per number, and flush the file."""
         scalars = [self._summary_class.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         self._writer.add_event(
             self._event_class(wall_time=time.time(), step=step, summary=self._summary_class(value=scalars))

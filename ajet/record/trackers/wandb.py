@@ -21,7 +21,7 @@ STEP = "step"
 
 
 class WandbTracker(Tracker):
-    """Numbers under the names of `metrics.jsonl`, and a table `episodes/SPLIT` a step."""
+    """Sends metrics under the names of `metrics.jsonl`, and sampled episodes as a table `episodes/SPLIT`, to W&B."""
 
     def __init__(self, run: TrackedRun) -> None:
         super().__init__(run)
@@ -61,10 +61,10 @@ class WandbTracker(Tracker):
         self._run.log({STEP: step, **numbers})
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
-        """Log a table of sampled episodes."""
+        """Send a table of sampled episodes."""
         if data := sample_rows(episodes, outcomes, self.run.redact):
             self._run.log({STEP: step, f"episodes/{split}": self._table(columns=list(COLUMNS), data=data)})
 
     def close(self) -> None:
-        """Flush and finish. An unfinished run is shown as failed."""
+        """Send what is left, and end the W&B run. W&B shows an interrupted run as failed."""
         self._run.finish(exit_code=0 if self.outcome == "finished" else 1)
