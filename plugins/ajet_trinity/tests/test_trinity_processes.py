@@ -25,10 +25,19 @@ pytestmark = pytest.mark.extra_slow
 RANKS = 4
 
 
+class Status(SimpleNamespace):
+    """As Trinity's runner returns it."""
+
+    ok = property(lambda self: self.completed_runs == self.total_runs)
+
+
 @pytest.fixture
 def settings(monkeypatch):
     """Of a run whose trainer has so many processes; what its processes tell is in `settings.told`."""
     import_trinity(monkeypatch)
+    for name, used in (("explorer", {"Explorer": object}), ("workflow_runner", {"Status": Status})):
+        stub = SimpleNamespace(**used, WorkflowRunner=object)  # the real ones import vLLM, and wandb, which litters
+        monkeypatch.setitem(sys.modules, f"trinity.explorer.{name}", stub)
     from ajet_trinity.processes import credit as module
     from ajet_trinity.processes import loss
 
@@ -202,16 +211,6 @@ def test_what_of_trinity_is_private_is_where_it_was():
 def test_a_runner_that_dies_is_replaced_and_its_task_run_again(settings, monkeypatch):
     """Trinity's own would answer that the task failed, or never."""
     from ray.exceptions import ActorDiedError
-
-    class Status(SimpleNamespace):
-        ok = property(lambda self: self.completed_runs == self.total_runs)
-
-    for name, used in (("explorer", {"Explorer": object}), ("workflow_runner", {"Status": Status})):
-        stub = SimpleNamespace(**used, WorkflowRunner=object)  # the real ones import vLLM, and wandb, which litters
-        monkeypatch.setitem(sys.modules, f"trinity.explorer.{name}", stub)
-    for name in ("trinity.explorer", "trinity.explorer.scheduler", "trinity.explorer.rollout_coordinator"):
-        monkeypatch.setitem(sys.modules, name, None)
-        del sys.modules[name]
     from trinity.explorer import scheduler
 
     from ajet_trinity.processes import credit
