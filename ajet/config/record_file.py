@@ -225,15 +225,14 @@ def _open_entry(path: Path, flags: int, parent: int, permissions: int = 0o666, *
     try:
         return os.open(name, flags, permissions, dir_fd=parent)
     except OSError as error:
-        # No second look: a link that is replaced by a file meanwhile would make this error look unexpected.
+        # The error says what was opened: a second look could find another entry in its place.
         if error.errno in (errno.ELOOP, errno.EMLINK):
             raise RecordFileError(path, "is a symbolic link") from None
-        if error.errno in (errno.ENOTDIR, errno.ENXIO):
-            about = os.stat(name, dir_fd=parent, follow_symlinks=False)
-            if stat.S_ISLNK(about.st_mode):
-                raise RecordFileError(path, "is a symbolic link") from None
-            if error.errno == errno.ENXIO:
-                raise RecordFileError(path, "is not a regular file") from None
+        if error.errno == errno.ENXIO:
+            raise RecordFileError(path, "is not a regular file") from None
+        # Only this error is that of a link and of a file alike, for a folder.
+        if error.errno == errno.ENOTDIR and stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            raise RecordFileError(path, "is a symbolic link") from None
         error.filename = str(path)
         raise
 
