@@ -109,11 +109,8 @@ def detect_gaming(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[EpisodeS
     first_window_end, last_window_start = steps[WINDOW - 1]["step"], steps[-WINDOW]["step"]
     first_episodes = [glimpse for glimpse in glimpses if glimpse.step <= first_window_end]
     last_episodes = [glimpse for glimpse in glimpses if glimpse.step >= last_window_start]
-    rewarded = (
-        [summary for summary in last_episodes if summary.reward > fmean(early.reward for early in first_episodes)]
-        if first_episodes
-        else []
-    )
+    first_mean = fmean(episode.reward for episode in first_episodes) if first_episodes else math.inf
+    rewarded = [episode for episode in last_episodes if episode.reward > first_mean]
     flat_sign = _flat_validation_sign(rows, rise)
     signs: list[tuple[str, list[EpisodeSummary]]] = []
     if flat_sign is not None:
