@@ -15,7 +15,6 @@ a step either way, 4.8 GiB in place of 8.7).
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
@@ -27,6 +26,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def trl_folder() -> Path:
     """Where TRL is, without what it needs: that is all in this environment already."""
 
     def install(into: Path) -> None:
-        pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else ["uv", "pip"]
+        pip = [sys.executable, "-m", "pip"] if any(distributions(name="pip")) else ["uv", "pip"]
         python = ["--python", sys.executable] if pip[0] == "uv" else []
         subprocess.run([*pip, "install", *python, "--quiet", "--no-deps", "--target", str(into), TRL], check=True)
 
