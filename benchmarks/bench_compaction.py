@@ -17,9 +17,6 @@ Invariant: a row depends on the run's folder and its processor time alone.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +28,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from seed_runs import add_row, make_parser, plot_range, read_rows, report, run_python
+from seed_runs import (
+    add_row,
+    format_markdown,
+    learn_demonstrations,
+    list_exports,
+    make_parser,
+    plot_range,
+    read_rows,
+    report,
+    run_ajet,
+)
 
 from ajet.record import EpisodeFiles
 from ajet.schema.call import Call, full_ids
@@ -39,6 +46,8 @@ from ajet.schema.call import Call, full_ids
 ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "tutorial" / "example_compaction"
 RELAY = ROOT / "benchmarks" / "relay"
+PATHS = (RELAY, ROOT)
+RUN = "compaction_sft"
 WAYS: dict[str, list[str]] = {
     "none": ["rollout.user_workflow=agent.py->ReaderWithoutSummaries"],
     "untrained": ["rollout.user_workflow=agent.py->ReaderOfUntrainedSummaries"],
@@ -78,24 +87,10 @@ class CompactionRun:
     processor_s: float
 
 
-def run_ajet(*arguments: str, cwd: Path) -> float:
-    """Run `ajet` with one thread, and return its processor seconds."""
-    return run_python("-m", "ajet.cli.launcher", *arguments, cwd=cwd, paths=(RELAY, ROOT)).processor
-
-
 def prepare_model(folder: Path) -> Path:
     """Return the model that learned from the demonstrations, made in `folder` unless it is there."""
-    exports = folder / "launcher_record" / "compaction_sft" / "exports"
-    if not exports.is_dir():
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        with (folder / "demonstrations.jsonl").open("w") as rows:
-            subprocess.run([sys.executable, str(TUTORIAL / "notes.py")], stdout=rows, env=environment, check=True)
-        subprocess.run(
-            [sys.executable, str(TUTORIAL / "make_model.py"), "reader"], cwd=folder, env=environment, check=True
-        )
-        run_ajet("sft", "--conf", str(TUTORIAL / "sft.yaml"), "trainer_common.threads=1", cwd=folder)
-        run_ajet("export", "compaction_sft", cwd=folder)
-    [model] = exports.iterdir()
+    learn_demonstrations(TUTORIAL / "sft.yaml", folder, PATHS, program=["notes.py"], model="reader", run=RUN)
+    [model] = list_exports(folder, RUN)
     return model
 
 
@@ -103,15 +98,16 @@ def play_run(way: str, seed: int, model: Path, folder: Path) -> CompactionRun:
     """Play one run and return its numbers."""
     name = f"compaction_{way}_{seed}"
     settings = [f"model.path={model}", f"experiment_name={name}", f"seed={seed}", "trainer_common.threads=1"]
-    seconds = run_ajet("--conf", str(TUTORIAL / "compaction.yaml"), "--fresh", *WAYS[way], *settings, cwd=folder)
-    return read_run(folder / "launcher_record" / name, model, way, seed, seconds)
+    command = ["--conf", str(TUTORIAL / "compaction.yaml"), "--fresh", *WAYS[way], *settings]
+    seconds = run_ajet(*command, cwd=folder, paths=PATHS)
+    return read_run(folder / "launcher_record" / name, model, way, seed, seconds.processor)
 
 
 def read_run(folder: Path, model: Path, way: str, seed: int, processor_s: float) -> CompactionRun:
     """Return the numbers of a recorded run."""
     from transformers import AutoTokenizer
 
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(folder / "metrics.jsonl")
     steps = [row for row in rows if "train/reward" in row]
     files, tokenizer = EpisodeFiles(folder / "episodes"), AutoTokenizer.from_pretrained(model)
     changed = separate = 0
@@ -170,11 +166,8 @@ HEAD = (
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of recorded runs: a line per way, with means over its seeds."""
-    lines = [HEAD, ["---"] * len(HEAD)]
-    for way in WAYS:
-        if runs := [row for row in rows if row["way"] == way]:
-            lines.append(list_cells(way, runs))
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    by_way = {way: [row for row in rows if row["way"] == way] for way in WAYS}
+    return format_markdown(HEAD, [list_cells(way, runs) for way, runs in by_way.items() if runs])
 
 
 def list_cells(way: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:

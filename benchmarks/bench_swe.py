@@ -11,7 +11,6 @@ Invariant: a row depends on the run's folder and its seconds alone.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -24,7 +23,19 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from seed_runs import Seconds, add_row, make_parser, plot_range, read_rows, report, run_python
+from seed_runs import (
+    Seconds,
+    add_row,
+    format_markdown,
+    learn_demonstrations,
+    list_exports,
+    make_parser,
+    plot_range,
+    read_rows,
+    report,
+    run_ajet,
+    run_python,
+)
 
 from ajet.record import EpisodeFiles
 from ajet.record.intervals import half_width, plus_minus
@@ -35,6 +46,7 @@ TUTORIAL = ROOT / "tutorial" / "example_swe"
 SEEDS = (0, 1, 2)
 PATHS = (ROOT, ROOT / "plugins")
 RUN_TESTS = "run tests"
+RUN = "swe_sft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +79,11 @@ class SweRun:
 def prepare(folder: Path, image: str) -> Path:
     """Write the tasks, and return the model that learned from the demonstrations, made unless it is there."""
     run_python(str(TUTORIAL / "repositories.py"), "tasks", "--image", image, cwd=folder, paths=PATHS)
-    exports = folder / "launcher_record" / "swe_sft" / "exports"
-    if not exports.is_dir():
-        with (folder / "demonstrations.jsonl").open("w") as rows:
-            program = [sys.executable, str(TUTORIAL / "repositories.py"), "--demonstrations"]
-            subprocess.run(program, stdout=rows, check=True)
-        run_python(str(TUTORIAL / "make_model.py"), "coder", cwd=folder, paths=PATHS)
-        command = ("-m", "ajet.cli.launcher")
-        seconds = run_python(
-            *command, "sft", "--conf", str(TUTORIAL / "sft.yaml"), "trainer_common.threads=1", cwd=folder, paths=PATHS
-        )
+    program = ["repositories.py", "--demonstrations"]
+    seconds = learn_demonstrations(TUTORIAL / "sft.yaml", folder, PATHS, program=program, model="coder", run=RUN)
+    if seconds is not None:
         print(f"demonstrations: {seconds.processor:.0f} processor seconds, {seconds.wall:.0f} by the clock")
-        run_python(*command, "export", "swe_sft", cwd=folder, paths=PATHS)
-    [model] = exports.iterdir()
+    [model] = list_exports(folder, RUN)
     return model
 
 
@@ -88,8 +92,8 @@ def play_run(seed: int, model: Path, folder: Path) -> SweRun:
     tasks = [f"task_reader.harbor.{key}={folder}/tasks/{split}" for key, split in
              (("path", "train"), ("validation", "held_out"))]  # fmt: skip
     settings = [f"model.path={model}", f"experiment_name=swe_{seed}", f"seed={seed}", "trainer_common.threads=1"]
-    command = ["-m", "ajet.cli.launcher", "--conf", str(TUTORIAL / "swe.yaml"), "--fresh"]
-    seconds = run_python(*command, *tasks, *settings, cwd=folder, paths=PATHS)
+    command = ["--conf", str(TUTORIAL / "swe.yaml"), "--fresh", *tasks, *settings]
+    seconds = run_ajet(*command, cwd=folder, paths=PATHS)
     return read_run(folder / "launcher_record" / f"swe_{seed}", seed, seconds)
 
 
@@ -124,10 +128,7 @@ HEAD = ("Seed", "Solved before", "after", "Gain", "Ran the tests before", "after
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of recorded runs: a line per seed, and one of all seeds."""
-    lines: list[Sequence[str]] = [HEAD, ["---"] * len(HEAD)]
-    lines += [list_cells(str(row["seed"]), [row]) for row in rows]
-    lines.append(list_cells("all", rows))
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return format_markdown(HEAD, [*(list_cells(str(row["seed"]), [row]) for row in rows), list_cells("all", rows)])
 
 
 def list_cells(name: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -25,15 +25,56 @@ class Seconds(NamedTuple):
     wall: float
 
 
-def run_python(*arguments: str, cwd: Path, paths: Sequence[Path]) -> Seconds:
+def run_python(*arguments: str, cwd: Path, paths: Sequence[Path], stdout: IO[str] | None = None) -> Seconds:
     """Run this Python with one thread and these paths, and return its seconds, with those of its children."""
     path = os.pathsep.join(filter(None, [*map(str, paths), os.environ.get("PYTHONPATH", "")]))
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, check=True)
+    subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, stdout=stdout, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Seconds(round(used, 1), round(time.monotonic() - started, 1))
+
+
+def run_ajet(*arguments: str, cwd: Path, paths: Sequence[Path]) -> Seconds:
+    """Run `ajet` with one thread, and return its seconds."""
+    return run_python("-m", "ajet.cli.launcher", *arguments, cwd=cwd, paths=paths)
+
+
+def learn_demonstrations(
+    sft: Path, folder: Path, paths: Sequence[Path], *, program: Sequence[str] = (), model: str = "", run: str = ""
+) -> Seconds | None:
+    """Let a model learn from a tutorial's demonstrations, and return the seconds of `ajet`, None if it has learned.
+
+    All files are in `folder`.
+
+    Args:
+        sft: The YAML of `ajet sft`, in the tutorial's folder.
+        program: Program in the same folder that prints the demonstrations, with its arguments; empty if there is none.
+        model: Folder of the model that the tutorial's `make_model.py` makes; empty if there is none.
+        run: Run to export, which shows that the model has learned; empty if none is exported.
+    """
+    if run and list_exports(folder, run):
+        return None
+    if program:
+        with (folder / "demonstrations.jsonl").open("w") as rows:
+            run_python(str(sft.with_name(program[0])), *program[1:], cwd=folder, paths=paths, stdout=rows)
+    if model:
+        run_python(str(sft.with_name("make_model.py")), model, cwd=folder, paths=paths)
+    seconds = [run_ajet("sft", "--conf", str(sft), "trainer_common.threads=1", cwd=folder, paths=paths)]
+    if run:
+        seconds.append(run_ajet("export", run, cwd=folder, paths=paths))
+    return Seconds(*(round(sum(values), 1) for values in zip(*seconds, strict=True)))
+
+
+def list_exports(folder: Path, run: str) -> list[Path]:
+    """Return the models that a run in `folder` exported."""
+    return list((folder / "launcher_record" / run / "exports").glob("*"))
+
+
+def format_markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

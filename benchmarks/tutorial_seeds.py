@@ -10,7 +10,6 @@ seed. What a tutorial does before its last command is done once, so that all see
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from seed_runs import Rows, add_row, make_parser, plot_range, read_rows, report, run_python
+from seed_runs import (
+    Rows,
+    add_row,
+    format_markdown,
+    learn_demonstrations,
+    list_exports,
+    make_parser,
+    plot_range,
+    read_rows,
+    report,
+    run_ajet,
+)
 
 from ajet.record.intervals import plus_minus
 from scripts.bench import machine
@@ -31,7 +41,6 @@ from scripts.pictures import reduce_colours
 
 ROOT = Path(__file__).parents[1]
 PATHS = (ROOT, ROOT / "plugins")
-AJET = ("-m", "ajet.cli.launcher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +53,9 @@ class Tutorial:
     """The YAML of `ajet sft` before, in the same folder."""
     demonstrations: str | None = None
     """The program that prints `demonstrations.jsonl`, in the same folder."""
-    model: tuple[str, str] | None = None
-    """The program that makes a model, in the same folder, and the name of the model's folder."""
-    exports: str | None = None
+    model: str = ""
+    """Name of the folder of the model that `make_model.py` makes."""
+    exports: str = ""
     """The run whose exported model the last command starts with."""
     settings: tuple[str, ...] = ()
     """Further overrides of the last command."""
@@ -75,14 +84,14 @@ TUTORIALS: Mapping[str, Tutorial] = {
         "example_verifiers/small.yaml",
         "sft.yaml",
         "demonstrations.py",
-        model=("make_model.py", "adder"),
+        model="adder",
         exports="verifiers_sft",
     ),
     "werewolves": Tutorial(
         "example_werewolves/werewolves.yaml",
         "sft.yaml",
         "demonstrations.py",
-        model=("make_model.py", "player"),
+        model="player",
         exports="werewolves_sft",
     ),
 }
@@ -115,25 +124,18 @@ class TutorialRun:
 def prepare(name: str, folder: Path, out: Path) -> list[str]:
     """Do what comes before the last command, once. Return the last command's overrides."""
     tutorial = TUTORIALS[name]
-    source = (ROOT / "tutorial" / tutorial.yaml).parent
     folder.mkdir(parents=True, exist_ok=True)
     if tutorial.sft and not (folder / "prepared").exists():
-        processor = wall = 0.0
-        if tutorial.demonstrations:
-            with (folder / "demonstrations.jsonl").open("w") as rows:
-                subprocess.run([sys.executable, str(source / tutorial.demonstrations)], stdout=rows, check=True)
-        if tutorial.model:
-            run_python(str(source / tutorial.model[0]), tutorial.model[1], cwd=folder, paths=PATHS)
-        commands: list[tuple[str, ...]] = [("sft", "--conf", str(source / tutorial.sft), "trainer_common.threads=1")]
-        commands += [("export", tutorial.exports)] if tutorial.exports else []
-        for command in commands:
-            seconds = run_python(*AJET, *command, cwd=folder, paths=PATHS)
-            processor, wall = processor + seconds.processor, wall + seconds.wall
-        add_row(out, TutorialRun(name, "sft", today(), machine(), round(processor, 1), round(wall, 1)))
+        sft = (ROOT / "tutorial" / tutorial.yaml).with_name(tutorial.sft)
+        program = [tutorial.demonstrations] if tutorial.demonstrations else []
+        if seconds := learn_demonstrations(
+            sft, folder, PATHS, program=program, model=tutorial.model, run=tutorial.exports
+        ):
+            add_row(out, TutorialRun(name, "sft", today(), machine(), *seconds))
         (folder / "prepared").touch()
-    if tutorial.exports is None:
+    if not tutorial.exports:
         return []
-    [model] = (folder / "launcher_record" / tutorial.exports / "exports").iterdir()
+    [model] = list_exports(folder, tutorial.exports)
     return [f"model.path={model}"]
 
 
@@ -143,7 +145,7 @@ def play_run(name: str, seed: int, folder: Path, overrides: Sequence[str]) -> Tu
     settings = [f"experiment_name={run}", f"seed={seed}", "trainer_common.threads=1"]
     settings += ["trainer_common.val_before_train=true", *tutorial.settings, *overrides]
     command = ["--conf", str(ROOT / "tutorial" / tutorial.yaml), "--backbone", "local", "--fresh", *settings]
-    seconds = run_python(*AJET, *command, cwd=folder, paths=PATHS)
+    seconds = run_ajet(*command, cwd=folder, paths=PATHS)
     rows = read_rows(folder / "launcher_record" / run / "metrics.jsonl")
     validations = {str(row["step"]): row for row in rows if "validation/episodes" in row}
 
@@ -180,8 +182,7 @@ def format_table(runs: Rows) -> str:
     """Return the table of a tutorial's runs: held-out results, mean reward of each quarter of training, and cost."""
     head = ["Seed", *(f"Held out after {step} steps" for step in choose_steps(runs[0]))]
     head += ["Reward in training, by quarters", "Processor seconds", "Minutes"]
-    lines = [head, ["---"] * len(head), *(list_cells(run) for run in runs)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return format_markdown(head, [list_cells(run) for run in runs])
 
 
 def list_cells(run: Mapping[str, Any]) -> list[str]:
