@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    """Return a public name, whose module is imported at first use."""
     if name not in _HOME:
         raise AttributeError(f"module 'ajet.config' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

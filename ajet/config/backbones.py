@@ -93,10 +93,10 @@ class KeyAdvice:
     """Our key for each short name of the backbone in sections of the same name."""
 
     def list_unread(self, off: Collection[str] = ()) -> dict[str, str]:
-        """Return the backbone's keys that ajet ignores, each with the effective setting.
+        """Return the backbone's keys that ajet ignores, each with the setting that counts instead.
 
         Args:
-            off: keys of `switched` that the user sets to false, whose further keys then have an effect.
+            off: Keys of `switched` that the user sets to false, whose further keys then have an effect.
         """
         unread = dict(self.unread)
         for switch, keys in self.switched.items():
@@ -150,6 +150,7 @@ class Descriptor:
     """The extra of ajet with the backbone's packages."""
 
     def __post_init__(self) -> None:
+        """Raise ValueError if the backbone claims an ability without code for it, or has code without the claim."""
         for capability, code in (("serves", self.opens), ("recomputes", self.scorer)):
             if (capability in self.can) != (code is not None):
                 raise ValueError(f"the backbone {self.name}: {capability} without its code, or the reverse")
@@ -157,12 +158,16 @@ class Descriptor:
 
 @lru_cache(maxsize=1)
 def list_shipped_backbones() -> Mapping[str, Descriptor]:
-    """Return the backbones shipped with ajet, by name."""
+    """Return the descriptors of the backbones that ship with ajet, by name."""
     return {name: _load_descriptor(name, part) for name, part in find_parts("backbone").items()}
 
 
 def find_backbone(name: str) -> Descriptor:
-    """Return the backbone of a name. Raises ConfigError for an unknown name or a broken package."""
+    """Return the descriptor of a backbone by its name.
+
+    Raises:
+        ConfigError: The name is unknown, or the package that adds the backbone is broken.
+    """
     part = find_part("backbone", name)
     if part is None:
         names = [*find_all_parts("backbone")]
@@ -177,9 +182,13 @@ def find_backbone(name: str) -> Descriptor:
 
 
 def find_checkpoint_owner(state: Mapping[str, Any]) -> Descriptor | None:
-    """Return the backbone in whose own format a checkpoint is written, by the checkpoint's state.
+    """Return the backbone in whose own format a checkpoint is written, or None for Hugging Face layout.
 
-    None: Hugging Face layout. Raises ConfigError for a broken package.
+    Args:
+        state: The checkpoint's state, in which such a backbone has a key with its name.
+
+    Raises:
+        ConfigError: The package that adds the backbone is broken.
     """
     name = next((name for name in find_parts("backbone") if name in state), None)
     if name is None:
@@ -188,14 +197,15 @@ def find_checkpoint_owner(state: Mapping[str, Any]) -> Descriptor | None:
 
 
 def _load_descriptor(name: str, part: PluginPart) -> Descriptor:
+    """Import and return the descriptor of a backbone. Raise ConfigError if its package is broken."""
     try:
         descriptor: Any = load_code(part.code)
-    except Exception as problem:  # the package's code runs here, it may raise anything
+    except Exception as error:  # the package's code runs here, it may raise anything
         raise ConfigError(
-            f"The backbone {name} cannot be loaded: {type(problem).__name__}: {problem}",
+            f"The backbone {name} cannot be loaded: {type(error).__name__}: {error}",
             where=part.code,
             do="fix or uninstall the package in which the error occurs",
-        ) from problem
+        ) from error
     if not isinstance(descriptor, Descriptor) or descriptor.name != name:
         raise ConfigError(
             f"The package that adds the backbone {name} describes it by {descriptor!r}, which is not a Descriptor.",

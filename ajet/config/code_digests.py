@@ -32,7 +32,7 @@ _SIZE = 16
 
 
 def digest_code(experiment: Experiment) -> CodeDigests:
-    """Return the digests of all user code that affects the run, by the configuration key that names it."""
+    """Return the digests of all user code and prompt files that affect a run, by the key that names them."""
     code_digests: CodeDigests = {}
     for key, text in _list_candidate_texts(experiment):
         digests = (
@@ -46,17 +46,20 @@ def digest_code(experiment: Experiment) -> CodeDigests:
 def digest_judge(experiment: Experiment, code: CodeDigests) -> str:
     """Return a digest of everything that determines rewards: settings and code of the judge.
 
-    If no judge is named, it covers all user code.
+    If no judge is named, all user code counts, because the workflow or the task reader scores.
+
+    Args:
+        code: As returned by `digest_code`.
     """
     settings = {key: value for key, value in experiment.list_training_settings().items() if key.startswith(JUDGE)}
-    scoring = {key: files for key, files in code.items() if key.startswith(JUDGE)}
-    if not experiment.ajet.task_judge.list_judges():  # the workflow or the task reader scores
-        scoring = code
-    return _digest_bytes(json.dumps([settings, scoring], sort_keys=True, default=str).encode())
+    scoring_code = {key: files for key, files in code.items() if key.startswith(JUDGE)}
+    if not experiment.ajet.task_judge.list_judges():
+        scoring_code = code
+    return _digest_bytes(json.dumps([settings, scoring_code], sort_keys=True, default=str).encode())
 
 
 def list_changed_files(before: CodeDigests, now: CodeDigests) -> dict[str, list[str]]:
-    """Return the files whose digests differ, each with the configuration keys that reach it.
+    """Return the files whose digests differ, each with the configuration keys that lead to it.
 
     Only keys in both digests are compared.
     """
@@ -69,7 +72,7 @@ def list_changed_files(before: CodeDigests, now: CodeDigests) -> dict[str, list[
 
 
 def _list_candidate_texts(experiment: Experiment) -> Iterator[tuple[str, str]]:
-    """Yield each configuration text that may name code or a prompt file, with the key of the text."""
+    """Yield (key, text) of each one-line text in the training settings, any of which may name code or a prompt file."""
     for name, value in experiment.list_training_settings().items():
         for path, leaf in list_leaves(value, (name,)):
             if isinstance(leaf, str) and "\n" not in leaf:
@@ -77,6 +80,11 @@ def _list_candidate_texts(experiment: Experiment) -> Iterator[tuple[str, str]]:
 
 
 def _digest_reference(reference: str, base: Path) -> dict[str, str]:
+    """Return the digests of the files with code that a reference leads to, by file.
+
+    Args:
+        base: The folder that references are relative to.
+    """
     parsed, code = parse_reference(reference), _make_reached_code(base)
     if parsed.place == RUNNING:
         _add_running(code, parsed.name)
@@ -90,7 +98,7 @@ def _digest_reference(reference: str, base: Path) -> dict[str, str]:
 
 
 def _is_reference(text: str) -> bool:
-    """Return False for prose with a colon, although `is_reference` accepts the text."""
+    """Return True if a text refers to code. Prose with a colon, which `is_reference` accepts, does not."""
     if not is_reference(text):
         return False
     module = text.rpartition("->")[0] or text.rpartition(":")[0]
@@ -98,7 +106,12 @@ def _is_reference(text: str) -> bool:
 
 
 def _add_running(code: ReachedCode, name: str) -> None:
-    """Add the code reached by a name of the running program or notebook."""
+    """Add the code that a name of the running program or notebook leads to.
+
+    Args:
+        code: Collects the code.
+        name: Name of the class or function.
+    """
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
     if file is not None and Path(file).is_file():
@@ -110,7 +123,11 @@ def _add_running(code: ReachedCode, name: str) -> None:
 
 
 def _digest_files(text: str, base: Path) -> dict[str, str]:
-    """Return the digests of scripts and prompt files in a value such as `{python} tools.py`."""
+    """Return the digests of the scripts and prompt files in a command such as `{python} tools.py`, by file.
+
+    Args:
+        base: The folder that paths are relative to, besides the working directory.
+    """
     try:
         words = shlex.split(text)
     except ValueError:
@@ -127,10 +144,12 @@ def _digest_files(text: str, base: Path) -> dict[str, str]:
 
 
 def _make_reached_code(base: Path) -> ReachedCode:
+    """Return an empty collection of code, which looks up files in the YAML's folder and in the working directory."""
     return ReachedCode(tuple(dict.fromkeys((base.resolve(), Path.cwd().resolve()))))
 
 
 def _digest_reached_files(code: ReachedCode, base: Path) -> dict[str, str]:
+    """Return the digest of the collected statements and prompts of each file, by path relative to `base`."""
     texts = {path: "\n".join(statements).encode() for path, statements in code.statements.items()}
     texts |= {path: path.read_bytes() for path in code.prompts}
     return {os.path.relpath(path, base.resolve()): _digest_bytes(text) for path, text in sorted(texts.items())}

@@ -52,7 +52,13 @@ class Document:
     """The file loaded by the program, if any."""
 
     def locate(self, path: KeyPath, *, value: bool = False) -> str:
-        """Return file:line:column of a key or value, or of the nearest ancestor with a place."""
+        """Return file:line:column of a key, or of the nearest section around it that has a place.
+
+        Settings that a program passed have no file, except those unchanged from the file that the program loaded.
+
+        Args:
+            value: True for the place of the value instead of the key's.
+        """
         if self.from_python:
             if (
                 self.base_document is not None
@@ -70,7 +76,7 @@ class Document:
         return f"{self.path}:{line}:{column}"
 
     def get_value(self, path: KeyPath) -> Any:
-        """Return the value at a path, or None for a missing path."""
+        """Return the value at a path of keys and list indices, or None if there is none."""
         node: Any = self.tree
         for part in path:
             if not (isinstance(node, list) and isinstance(part, int)) and not isinstance(node, dict):
@@ -80,10 +86,11 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read a YAML file.
+    """Read and parse a YAML file.
 
     Raises:
-        ConfigError: A missing file, a syntax error, a duplicate key, or a root that is no mapping.
+        ConfigError: The file is missing or unreadable, has a syntax error or a duplicate key, or its root is no
+            mapping.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -94,11 +101,11 @@ def read_document(path: Path) -> Document:
             do=_suggest_path(path) or "fix the path after --conf",
         ) from None
     except IsADirectoryError:
-        within = ", ".join(str(each) for each in sorted(path.glob("*.y*ml"))[:8])
+        yaml_files = ", ".join(str(file) for file in sorted(path.glob("*.y*ml"))[:8])
         raise ConfigError(
             f"{path} is a folder, not a YAML file.",
             where=str(path.absolute()),
-            do=f"give the path of the YAML in it: {within or 'the folder contains none'}",
+            do=f"give the path of the YAML in it: {yaml_files or 'the folder contains none'}",
         ) from None
     except NotADirectoryError:
         raise ConfigError(
@@ -116,7 +123,14 @@ def read_document(path: Path) -> Document:
 
 
 def parse_document(text: str, path: Path) -> Document:
-    """Parse the text of a YAML file. `path`: the file named in errors."""
+    """Parse the text of a YAML file.
+
+    Args:
+        path: The file, for error messages.
+
+    Raises:
+        ConfigError: The text has a syntax error or a duplicate key, is too large, or its root is no mapping.
+    """
     loader = _YamlLoader(text)
     places: dict[KeyPath, NodePlace] = {}
     try:
@@ -156,6 +170,7 @@ class _YamlLoader(yaml.SafeLoader):
         self._node_count = self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node as PyYAML does. Raise an error for too many or too deeply nested nodes."""
         self._node_count += 1
         self._depth += 1
         if self._node_count > MAX_NODES or self._depth > MAX_DEPTH:
@@ -213,20 +228,20 @@ def _count_nodes(
     if id(node) in open_nodes:
         raise yaml.MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)
     open_nodes.add(id(node))
-    values = deepest = 1
-    inner: list[Any] = []
+    value_count = max_depth = 1
+    children: list[Any] = []
     if isinstance(node, yaml.MappingNode):
-        inner = [each for pair in node.value for each in pair]
+        children = [entry for pair in node.value for entry in pair]
     elif isinstance(node, yaml.SequenceNode):
-        inner = node.value
-    for each in inner:
-        below, levels = _count_nodes(each, known, open_nodes, depth + 1)
-        values, deepest = values + below, max(deepest, levels + 1)
-        if values > MAX_NODES or depth + deepest > MAX_DEPTH:
-            raise yaml.MarkedYAMLError(problem=_EXCESSIVE, problem_mark=each.start_mark)
+        children = node.value
+    for child in children:
+        child_values, child_depth = _count_nodes(child, known, open_nodes, depth + 1)
+        value_count, max_depth = value_count + child_values, max(max_depth, child_depth + 1)
+        if value_count > MAX_NODES or depth + max_depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=_EXCESSIVE, problem_mark=child.start_mark)
     open_nodes.discard(id(node))
-    known[id(node)] = values, deepest
-    return values, deepest
+    known[id(node)] = value_count, max_depth
+    return value_count, max_depth
 
 
 def _record_places(
@@ -238,14 +253,15 @@ def _record_places(
     open_nodes.add(id(node))
     if isinstance(node, yaml.MappingNode):
         seen_names: set[Any] = set()
+        # Keys merged by `<<` come first, so that the mapping's own keys replace their places.
         for key, value in sorted(node.value, key=lambda pair: pair[0].tag != "tag:yaml.org,2002:merge"):
             if key.tag == "tag:yaml.org,2002:merge":
                 for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                     _record_places(source, key_path, places, path, open_nodes)
                 continue
             if not isinstance(key, yaml.ScalarNode):
-                left_open = isinstance(key, yaml.MappingNode) and [each[1].value for each in key.value] == [""]
-                problem = _PLACEHOLDER if left_open else "a key must be a string"
+                is_placeholder = isinstance(key, yaml.MappingNode) and [entry[1].value for entry in key.value] == [""]
+                problem = _PLACEHOLDER if is_placeholder else "a key must be a string"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             name = _construct_scalar(key)
             if name in seen_names:
@@ -261,6 +277,7 @@ def _record_places(
 
 
 def _construct_scalar(node: yaml.Node) -> Any:
+    """Return the Python value of a scalar node, such as a number for `1e-6`."""
     loader = _YamlLoader("")
     try:
         return loader.construct_object(node, deep=True)
@@ -269,6 +286,7 @@ def _construct_scalar(node: yaml.Node) -> Any:
 
 
 def _make_place(key: yaml.Node, value: yaml.Node) -> NodePlace:
+    """Return line, column and offsets of a key and its value. A list item is its own key."""
     first, start = key.start_mark, value.start_mark
     return NodePlace(
         first.line + 1, first.column + 1, start.line + 1, start.column + 1, start.index, value.end_mark.index
@@ -276,6 +294,7 @@ def _make_place(key: yaml.Node, value: yaml.Node) -> NodePlace:
 
 
 def _advise_on_syntax(error: yaml.MarkedYAMLError, text: str) -> str:
+    """Return what to do about a syntax error, judged by PyYAML's message."""
     if error.problem == _EXCESSIVE:
         return "put the data into a separate file"
     if error.problem == _PLACEHOLDER:
@@ -290,23 +309,33 @@ def _advise_on_syntax(error: yaml.MarkedYAMLError, text: str) -> str:
 
 
 def _suggest_path(path: Path) -> str:
+    """Return advice on a YAML path that does not exist, or "".
+
+    Tried are a similar name in the same folder, a path that begins with the present folder's name, and ajet's
+    tutorials.
+    """
     from difflib import get_close_matches
 
-    names = {p.stem: p.name for p in path.parent.glob("*.y*ml")} if path.parent.is_dir() else {}
-    similar = get_close_matches(path.stem, names, 1)  # the ends are alike of all
+    names = {file.stem: file.name for file in path.parent.glob("*.y*ml")} if path.parent.is_dir() else {}
+    similar = get_close_matches(path.stem, names, 1)  # without the suffix, which makes all names similar
     if similar:
         return f"did you mean {path.parent / names[similar[0]]}?"
-    within = Path(*path.parts[1:])
-    if path.parts[:1] == (Path.cwd().name,) and within.is_file():
-        return f"you are inside {path.parts[0]}: run `cd ..` first, or write the path {within}"
-    shipped = find_tutorials().parent / path
-    return f"the one that comes with ajet is {shipped}" if path.parts[:1] == ("tutorial",) and shipped.is_file() else ""
+    path_inside = Path(*path.parts[1:])
+    if path.parts[:1] == (Path.cwd().name,) and path_inside.is_file():
+        return f"you are inside {path.parts[0]}: run `cd ..` first, or write the path {path_inside}"
+    shipped_tutorial = find_tutorials().parent / path
+    return (
+        f"the one that comes with ajet is {shipped_tutorial}"
+        if path.parts[:1] == ("tutorial",) and shipped_tutorial.is_file()
+        else ""
+    )
 
 
 class _YamlDumper(yaml.SafeDumper):
-    """Quote text if `_YamlLoader` would parse another type."""
+    """Writes YAML that `_YamlLoader` reads as equal values: quotes text that would be read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
+        """Return True: equal values are written out each time instead of as anchors and aliases."""
         return True
 
 
@@ -331,7 +360,7 @@ def _advise_on_script(path: Path, text: str) -> str:
 
 
 def list_leaves(tree: Any, path: KeyPath = ()) -> list[tuple[KeyPath, Any]]:
-    """Return every value except mappings and lists, with its path."""
+    """Return (path, value) of every value in nested mappings and lists that is neither of them."""
     if isinstance(tree, dict):
         return [leaf for name, value in tree.items() for leaf in list_leaves(value, (*path, name))]
     if isinstance(tree, list):

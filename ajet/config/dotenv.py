@@ -29,9 +29,9 @@ def load_dotenv_files(folders: Iterable[Path]) -> list[Path]:
 
 
 def load_project_dotenv(*, record: Path) -> None:
-    """Load the working directory's `.env` for a command on a recorded run's model.
+    """Load the `.env` of the working directory, for a command on the model of a recorded run.
 
-    A directory inside the record is skipped, because the record may come from another person.
+    Nothing is loaded if the working directory lies in the record, which may come from another person.
     """
     working_directory = Path.cwd().resolve()
     if not working_directory.is_relative_to(record.resolve()):

@@ -78,15 +78,15 @@ class Experiment:
         from_python: bool = False,
         base_document: Document | None = None,
     ) -> Experiment:
-        """Compose the experiment of a YAML with the content `tree` in the folder `base`.
+        """Return the experiment of the settings `tree`, as if a YAML in the folder `base` contained them.
 
         Args:
-            exp_dir: folder of all runs.
+            exp_dir: Folder of all runs.
             from_python: True if no such file exists. Errors then name no file, except for values of `base_document`.
             base_document: YAML file from which `tree` was derived.
 
         Raises:
-            ConfigError: the content cannot be used.
+            ConfigError: The settings cannot be used.
         """
         experiment_name = (tree.get("ajet") or {}).get("experiment_name") or "experiment"
         path = Path(base).absolute() / f"{experiment_name}.yaml"
@@ -95,10 +95,13 @@ class Experiment:
 
     @classmethod
     def from_text(cls, yaml: str, path: Path, *, root: Path) -> Experiment:
-        """Return the experiment of a file `path` with this text, for another process or machine. Raises ConfigError.
+        """Return the experiment of a YAML text that another process or machine sent, as if it were the file `path`.
 
         Args:
             root: The folder of all runs.
+
+        Raises:
+            ConfigError: The text cannot be used.
         """
         return _build_experiment(parse_document(yaml, path), exp_dir=root)
 
@@ -109,7 +112,7 @@ class Experiment:
 
     @property
     def config(self) -> View:
-        """The whole config as `tuner.config` and a judge's `self.config`: read-only, with attribute access."""
+        """The complete configuration with attribute access, read-only: `tuner.config`, and a judge's `self.config`."""
         ajet = {**self.ajet.model_dump(), "base_dir": str(self.base)}
         return View({"ajet": ajet, **self.sections, **self.backbone_overrides})
 
@@ -121,9 +124,9 @@ class Experiment:
             evaluating: True if no training task is read.
             previewing: True if no run starts now. A later start may name a store that sampler processes fill.
         """
-        (*_, users) = (layer.document for layer in self.layers.stack if layer.document is not None)
+        (*_, user_document) = (layer.document for layer in self.layers.stack if layer.document is not None)
         written = str(self.yaml_path) if self.yaml_path.exists() else "command line"
-        location = users.locate(()) if users.from_python else written
+        location = user_document.locate(()) if user_document.from_python else written
         require_ready(self.ajet, self.layers, location, serving=serving, evaluating=evaluating, previewing=previewing)
 
     @property
@@ -132,7 +135,7 @@ class Experiment:
         return has_tasks(self.ajet)
 
     def list_idle_keys(self, *, serving: bool = False) -> list[IdleKeys]:
-        """Return the user's settings that have no effect in this run, each with place and reason.
+        """Return the keys that the user set and that have no effect in this run, each with place and reason.
 
         Args:
             serving: True in `ajet serve`.
@@ -159,7 +162,7 @@ class Experiment:
         )
 
     def list_training_settings(self) -> dict[str, Any]:
-        """Return the flat settings that must stay equal when a run is resumed.
+        """Return the settings that must stay equal when a run is resumed: value by dotted key.
 
         Names, logging, debugging, the gateway, run folders and the frequency of saving and validation are left out.
         Paths inside the project are relative, so a moved project has equal settings.
@@ -172,6 +175,7 @@ class Experiment:
         for path, _, notes in walk_keys(config_model()):
             if notes.get("training", True) and self._affects_training(notes):
                 flat[f"ajet.{'.'.join(path)}"] = _get_node(settled, path)
+        # The learning rate of a step then depends on the number of steps.
         if self.ajet.trainer_common.optim.lr_schedule != "constant":
             for name in ("total_epochs", "total_training_steps"):
                 flat[f"ajet.trainer_common.{name}"] = settled["trainer_common"][name]
@@ -185,22 +189,22 @@ class Experiment:
         return flat
 
     def list_set_keys(self) -> list[str]:
-        """Return the keys below `ajet` set by the user. All other keys have defaults."""
-        users = list_user_layers(self.layers)
+        """Return the dotted keys below `ajet` that the user set; all other keys have defaults."""
+        user_layers = list_user_layers(self.layers)
         return [
             ".".join(("ajet", *path))
             for path, _, _ in walk_keys(config_model())
-            if any(layer.get_value(("ajet", *path)) is not ABSENT for layer in users)
+            if any(layer.get_value(("ajet", *path)) is not ABSENT for layer in user_layers)
         ]
 
     def replace_defaults(self, values: Mapping[str, Any]) -> Experiment:
-        """Return the experiment with other values for keys that the user did not set.
+        """Return a copy of the experiment with other values for keys that the user did not set.
 
         Args:
-            values: by the names of `list_training_settings`.
+            values: By dotted key, as `list_training_settings` names it.
 
         Raises:
-            ValueError: this version refuses a value.
+            ValueError: This version of ajet refuses a value.
         """
         ajet = self.ajet.model_copy(deep=True)
         for name, value in values.items():
@@ -212,9 +216,9 @@ class Experiment:
         return replace(self, ajet=ajet)
 
     def adapt_to_serve(self) -> Experiment:
-        """Return the experiment for `ajet serve`, where `is_cap: auto` means a cap.
+        """Return the experiment for `ajet serve`, in which `is_cap: auto` means a cap.
 
-        Clients continue there during updates, so some tokens are stale.
+        Clients go on sampling during an update there, so some tokens come from an older policy.
         """
         settings = self.ajet.trainer_common.algorithm
         if settings.is_cap != "auto" or settings.old_policy == "behaviour":
@@ -231,23 +235,26 @@ class Experiment:
             notes: a key's notes, from `walk_keys`.
         """
         backbone = self.backbone if "trains" in self.backbone.can else Descriptor("", "")
-        ways = (False,) if self.ajet.sft.objective is not None else (False, True)
-        return any(find_idle_reason(notes, self.ajet, backbone, serving=serving) is None for serving in ways)
+        serving_modes = (False,) if self.ajet.sft.objective is not None else (False, True)
+        return any(find_idle_reason(notes, self.ajet, backbone, serving=serving) is None for serving in serving_modes)
 
     def settle_values(self) -> dict[str, Any]:
-        """Return plain values that depend neither on the YAML's name or place nor on a later meaning of `is_cap:
-        auto`."""
+        """Return the settings below `ajet` as plain values that mean the same in any folder and at any time.
+
+        Paths and references become absolute, the run's name and folders are filled in, and `is_cap: auto` becomes its
+        value.
+        """
         tree = _reveal_secrets(self.ajet.model_dump())
         tree.update(experiment_name=self.name, experiment_dir=str(self.root), base_dir=str(self.base))
         tree["trainer_common"]["algorithm"]["is_cap"] = self.ajet.trainer_common.importance_cap
         for path, _, notes in walk_keys(config_model()):
             value = get_setting(self.ajet, path)
             if notes.get("kind") == "path" and value:
-                paths = [_settle_path(each, self.base) for each in ([value] if isinstance(value, str) else value)]
+                paths = [_settle_path(text, self.base) for text in ([value] if isinstance(value, str) else value)]
                 _set_node(tree, path, paths[0] if isinstance(value, str) else paths)
             elif notes.get("kind") == "reference" and isinstance(value, (str, list)):
                 references = [
-                    _settle_reference(each, self.base) for each in ([value] if isinstance(value, str) else value)
+                    _settle_reference(text, self.base) for text in ([value] if isinstance(value, str) else value)
                 ]
                 _set_node(tree, path, references[0] if isinstance(value, str) else references)
         return tree
@@ -260,10 +267,16 @@ def load_experiment(
     overrides: Sequence[str] = (),
     exp_dir: Path | None = None,
 ) -> Experiment:
-    """Read a YAML, compose, resolve and check the experiment.
+    """Return the checked experiment of a YAML with overrides.
 
-    First loads `.env` of the working directory and of the YAML's folder. Existing variables win.
+    First loads `.env` of the working directory and of the YAML's folder; existing variables win.
     `Experiment.require_ready` checks the further needs of a run.
+
+    Args:
+        conf: The YAML.
+        backbone: Value of `--backbone`, which replaces `ajet.backbone`.
+        overrides: `key=value` texts.
+        exp_dir: Folder of all runs. None: as the YAML says.
 
     Raises:
         ConfigError: The YAML or an override cannot be used.
@@ -276,7 +289,7 @@ def load_experiment(
 def load_defaults(
     *, backbone: str | None = None, overrides: Sequence[str] = (), name: str = "defaults", exp_dir: Path | None = None
 ) -> Experiment:
-    """Return the experiment of an empty YAML `name`.yaml in the working directory, with overrides."""
+    """Return the experiment of defaults and overrides, as if the working directory had an empty YAML `name`.yaml."""
     path = Path.cwd() / f"{name}.yaml"
     return _build_experiment(parse_document("", path), backbone=backbone, overrides=overrides, exp_dir=exp_dir)
 
@@ -288,18 +301,22 @@ def _build_experiment(
     overrides: Sequence[str] = (),
     exp_dir: Path | None = None,
 ) -> Experiment:
-    """Compose a YAML, its preset, its backbone's defaults and the overrides to a checked experiment."""
+    """Return the checked experiment of a parsed YAML with its preset, its backbone's defaults and the overrides.
+
+    Raises:
+        ConfigError: The YAML or an override cannot be used.
+    """
     chosen_backbone = _choose_backbone(document, overrides, backbone)
     roots = list_backbone_roots(chosen_backbone)
     parts = split_document(document, roots)
-    parsed = parse_overrides(overrides, roots={*parts.sections, *parts.backbone}, backbones=roots)
+    parsed_overrides = parse_overrides(overrides, roots={*parts.sections, *parts.backbone}, backbones=roots)
     preset = _choose_preset(document, overrides)
     lower_layers = [
         *([chosen_backbone.layer] if chosen_backbone.layer else []),
         *([find_preset(preset)] if preset else []),
     ]
-    layers = collect_layers(document, parts, parsed, chosen=lower_layers, flag=backbone)
-    composed = compose(layers, parsed, chosen=lower_layers, flag=backbone)
+    layers = collect_layers(document, parts, parsed_overrides, chosen=lower_layers, flag=backbone)
+    composed = compose(layers, parsed_overrides, chosen=lower_layers, flag=backbone)
     raw = dump_unresolved(composed)
     tree = resolve_tree(composed, raw, layers, roots)
     if not isinstance(tree["ajet"], dict):
@@ -334,15 +351,19 @@ def _build_experiment(
 
 
 def _choose_backbone(document: Document, overrides: Sequence[str], flag: str | None) -> Descriptor:
-    """Return the backbone of the flag, else the last override, the YAML or the default. Raises ConfigError."""
+    """Return the backbone named by the flag, else by the last override, the YAML or the default.
+
+    Raises:
+        ConfigError: There is no such backbone; the error names the place of the choice.
+    """
     path = ("ajet", "backbone")
     matching = parse_overrides(
-        [each for each in overrides if find_overridden_key(each) == path], roots=(), backbones=()
+        [text for text in overrides if find_overridden_key(text) == path], roots=(), backbones=()
     )
     override = matching[-1] if matching else None
     ajet = document.tree.get("ajet")
-    written = ajet.get("backbone") if isinstance(ajet, dict) else None
-    name = flag or (override and override.value) or written or AjetConfig.model_fields["backbone"].default
+    yaml_value = ajet.get("backbone") if isinstance(ajet, dict) else None
+    name = flag or (override and override.value) or yaml_value or AjetConfig.model_fields["backbone"].default
     try:
         return find_backbone(str(name))
     except ConfigError as error:
@@ -355,7 +376,7 @@ def _choose_backbone(document: Document, overrides: Sequence[str], flag: str | N
 
 
 def _choose_preset(document: Document, overrides: Sequence[str]) -> str | None:
-    """Return the preset of the last override, else of the YAML, or None for an unknown preset."""
+    """Return the preset named by the last override, else by the YAML, or None without an existing preset."""
     matching = parse_overrides(
         [override for override in overrides if find_overridden_key(override) == PRESET], roots=(), backbones=()
     )
@@ -367,7 +388,10 @@ def _choose_preset(document: Document, overrides: Sequence[str]) -> str | None:
 
 
 def _choose_run_name(config: AjetConfig, document: Document, layers: Layers) -> str:
-    """Return the run's name, a single folder name. `read_yaml_name` means the file's stem."""
+    """Return the run's name, which must be usable as a folder's name.
+
+    `read_yaml_name`, the default of `experiment_name`, stands for the name of the YAML file.
+    """
     name = config.experiment_name
     name = document.path.stem if name == "read_yaml_name" else name
     name = name.replace("|", "-")
@@ -381,6 +405,7 @@ def _choose_run_name(config: AjetConfig, document: Document, layers: Layers) -> 
 
 
 def _find_local_path(text: str, base: Path) -> Path | None:
+    """Return the absolute path of an existing file or folder, sought in `base` and the working directory, or None."""
     path = Path(text).expanduser()
     for candidate in (base / path, Path.cwd() / path):
         if candidate.exists():
@@ -389,16 +414,19 @@ def _find_local_path(text: str, base: Path) -> Path | None:
 
 
 def _settle_path(text: str, base: Path) -> str:
+    """Return an existing local path as absolute path; other texts, such as hub names, are unchanged."""
     local_path = None if text.startswith("embedded:") else _find_local_path(text, base)
     return str(local_path) if local_path is not None else text
 
 
 def _settle_reference(text: str, base: Path) -> str:
+    """Return a reference to a file as `/absolute/path.py->NAME`; other references are unchanged."""
     file = find_referenced_file(text, base) if is_reference(text) else None
     return f"{file}->{parse_reference(text).name}" if file is not None else text
 
 
 def _reveal_secrets(value: Any) -> Any:
+    """Return the value with each SecretStr replaced by its text."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     if isinstance(value, dict):
@@ -407,10 +435,12 @@ def _reveal_secrets(value: Any) -> Any:
 
 
 def _get_node(tree: Any, path: tuple[str, ...]) -> Any:
+    """Return the value at a path of nested mappings."""
     for name in path:
         tree = tree[name]
     return tree
 
 
 def _set_node(tree: Any, path: tuple[str, ...], value: Any) -> None:
+    """Set the value at a path of nested mappings."""
     _get_node(tree, path[:-1])[path[-1]] = value

@@ -26,11 +26,12 @@ def is_function(value: Any) -> TypeGuard[Callable[..., Any]]:
 
 
 def require_callable_with(function: Callable[..., Any], names: Sequence[str], *, key: str, reference: str) -> None:
-    """Raise ConfigError unless the function accepts the arguments `names` by position.
+    """Raise ConfigError unless the function of a reference accepts the arguments `names` by position.
 
     Args:
         names: The arguments as spelled in the error.
-        key: The key with the reference.
+        key: The configuration key with the reference.
+        reference: The reference, for the message.
     """
     try:
         signature = inspect.signature(function)
@@ -54,33 +55,36 @@ def require_callable_with(function: Callable[..., Any], names: Sequence[str], *,
 def require_order(
     function: Callable[..., Any], names: Sequence[str], *, key: str, reference: str, method: bool = False
 ) -> None:
-    """Raise ConfigError if the names of the two parameters show the opposite order.
+    """Raise ConfigError if the parameter names of a function show that its author had the opposite order in mind.
 
     Args:
-        names: As in `require_callable_with`.
+        names: The two arguments, such as ("task", "tuner").
+        key: The configuration key with the reference.
+        reference: The reference, for the message.
         method: True if the first parameter is `self`.
     """
     parameters = _list_parameters(function).values()
-    plain = [
+    positional_names = [
         parameter.name
         for parameter in parameters
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    actual = plain[method : method + 2]
-    (first, second), roles = [_ROLES[name] for name in names], [_ROLES.get(name) for name in actual]
-    if len(actual) < 2 or (roles[0] != second and roles[1] != first):
+    argument_names = positional_names[method : method + 2]
+    (first, second), roles = [_ROLES[name] for name in names], [_ROLES.get(name) for name in argument_names]
+    if len(argument_names) < 2 or (roles[0] != second and roles[1] != first):
         return
     receiver = "self, " if method else ""
     raise ConfigError(
         f"{key}: ajet calls {reference} with the arguments ({', '.join(names)}), but its parameters are "
-        f"({', '.join(actual)}).",
+        f"({', '.join(argument_names)}).",
         where=locate_function(function) or key,
         expected=f"the parameters in the order ({', '.join(names)})",
-        do=f"write `def {getattr(function, '__name__', 'agent')}({receiver}{', '.join(reversed(actual))}):`",
+        do=f"write `def {getattr(function, '__name__', 'agent')}({receiver}{', '.join(reversed(argument_names))}):`",
     )
 
 
 def _list_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name, or none if it has no signature."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # a function written in C may have no signature
@@ -88,6 +92,6 @@ def _list_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Param
 
 
 def locate_function(function: Any) -> str:
-    """Return file:line of a function, or "" without a file."""
+    """Return file:line of a function's definition, or "" if it was not defined in Python."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""

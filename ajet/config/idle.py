@@ -53,19 +53,22 @@ class IdleKeys:
 def find_idle_reason(
     notes: dict[str, Any], config: AjetConfig, backbone: Descriptor, *, serving: bool = False
 ) -> IdleReason | None:
-    """Return why a key has no effect with this backbone and these settings, or None if it has one.
+    """Return why a key has no effect with these settings, or None if it has one.
 
-    The reason is that of the outermost section without effect.
+    Of several reasons, the one for the outermost section is returned.
 
     Args:
-        notes: the key's notes, from `walk_keys`.
+        notes: The key's notes, from `walk_keys`.
+        backbone: The backbone of the run.
         serving: True in `ajet serve`.
     """
-    validates = serving and config.rollout.user_workflow is not None and "trains" in backbone.can
-    declared = (
-        None if _is_chosen(notes.get("unless"), config) else _find_declared_reason(notes, backbone, serving, validates)
+    is_validating = serving and config.rollout.user_workflow is not None and "trains" in backbone.can
+    declared_reason = (
+        None
+        if _is_chosen(notes.get("unless"), config)
+        else _find_declared_reason(notes, backbone, serving, is_validating)
     )
-    reasons: list[IdleReason] = [declared] if declared is not None else []
+    reasons: list[IdleReason] = [declared_reason] if declared_reason is not None else []
     if (
         config.sft.objective is not None
         and not serving
@@ -73,10 +76,10 @@ def find_idle_reason(
     ):
         reasons.append(sft_reason)
     for choice in notes["when"]:
-        spelled = _spell_value(_get_setting(config, choice.key))
+        setting_text = _spell_value(_get_setting(config, choice.key))
         values = list_values(choice.values, find_all_parts("store"))
-        if spelled not in values and not (choice.or_own and is_reference(spelled)):
-            reasons.append(IdleReason(choice.source, f"{choice.key} is {spelled}"))
+        if setting_text not in values and not (choice.or_own and is_reference(setting_text)):
+            reasons.append(IdleReason(choice.source, f"{choice.key} is {setting_text}"))
     return min(reasons, key=lambda reason: len(reason.source), default=None)
 
 
@@ -86,10 +89,12 @@ def _spell_value(value: Any) -> str:
 
 
 def _is_chosen(choice: Sequence[str] | None, config: AjetConfig) -> bool:
+    """Return True if a setting has the value that `choice` (key, value) names. False without a choice."""
     return choice is not None and _get_setting(config, choice[0]) == choice[1]
 
 
 def _get_setting(config: Any, key: str) -> Any:
+    """Return the value of a dotted key below `ajet`."""
     for name in key.split("."):
         config = getattr(config, name)
     return config
@@ -98,10 +103,13 @@ def _get_setting(config: Any, key: str) -> Any:
 def _find_declared_reason(
     notes: dict[str, Any], backbone: Descriptor, serving: bool, validates: bool
 ) -> IdleReason | None:
-    """Return the reason that the schema declares for a key, or else the one in the backbone's descriptor.
+    """Return why a key has no effect by the schema, else by the backbone's descriptor, or None if it has one.
 
     Args:
-        validates: True if the server runs held-out tasks as a training run does.
+        notes: The key's notes, from `walk_keys`.
+        serving: True in `ajet serve`.
+        validates: True if the server runs held-out tasks as a training run does, so that keys of clients have an
+            effect.
     """
     for scope in (SERVE,) * serving + (EVERYWHERE,):
         if scope in notes["idle"]:
@@ -112,7 +120,10 @@ def _find_declared_reason(
 
 
 def _find_in_table(table: Mapping[str, str | None], path: tuple[str, ...]) -> IdleReason | None:
-    """Return the reason of the longest prefix of `path` in a table of dotted keys."""
+    """Return the reason for the longest prefix of `path` in a table of dotted keys, or None without one.
+
+    The value None in the table marks a key with an effect inside a section without effect.
+    """
     for depth in range(len(path), 0, -1):
         if (name := ".".join(path[:depth])) in table:
             reason = table[name]
@@ -121,30 +132,40 @@ def _find_in_table(table: Mapping[str, str | None], path: tuple[str, ...]) -> Id
 
 
 def find_idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> list[IdleKeys]:
-    """Return the keys set by the user that have no effect, in the order of the layers.
+    """Return the keys that the user set and that have no effect, in the order in which they were set.
+
+    Keys of one section with the same reason form one entry.
 
     Args:
-        layers: all sources of values.
+        layers: All sources of values.
         serving: True in `ajet serve`.
     """
-    users = list_user_layers(layers)
-    shared: dict[tuple[str, str], list[_IdleKey]] = {}
-    others = [
-        *_find_keys_of_other_backbones(config, users),
-        *_find_keys_decided_by_ours(config, users),
-        *_find_unread_keys(config, users),
+    user_layers = list_user_layers(layers)
+    keys_by_reason: dict[tuple[str, str], list[_IdleKey]] = {}
+    backbone_keys = [
+        *_find_keys_of_other_backbones(config, user_layers),
+        *_find_keys_decided_by_ours(config, user_layers),
+        *_find_unread_keys(config, user_layers),
     ]
-    idle_keys = [*_find_ineffective_keys(config, users, serving), *_find_accepted_keys(users), *others]
+    idle_keys = [
+        *_find_ineffective_keys(config, user_layers, serving),
+        *_find_accepted_keys(user_layers),
+        *backbone_keys,
+    ]
     for key in sorted(idle_keys, key=lambda key: key.place):
-        shared.setdefault((key.section, key.why), []).append(key)
+        keys_by_reason.setdefault((key.section, key.why), []).append(key)
     return [
-        IdleKeys(tuple(each.name for each in same_reason), section, same_reason[0].where, reason)
-        for (section, reason), same_reason in shared.items()
+        IdleKeys(tuple(key.name for key in same_reason), section, same_reason[0].where, reason)
+        for (section, reason), same_reason in keys_by_reason.items()
     ]
 
 
 def format_idle_keys(idle_keys: Sequence[IdleKeys], place: str) -> str:
-    """Return all idle keys as text under a heading with the place, or "" without idle keys."""
+    """Return all idle keys as lines of text below a heading, or "" without idle keys.
+
+    Args:
+        place: Where the keys have no effect, such as "on the backbone local".
+    """
     if not idle_keys:
         return ""
     rows = [f"  {key.name} ({key.where}): {key.why}" for key in idle_keys]
@@ -152,7 +173,7 @@ def format_idle_keys(idle_keys: Sequence[IdleKeys], place: str) -> str:
 
 
 def list_user_layers(layers: Layers) -> tuple[Layer, ...]:
-    """Return the layers that the user wrote: the YAML, flags and overrides."""
+    """Return the layers that the user wrote: the YAML, then flags and overrides."""
     # The last layer with a document is the user's YAML; flags and overrides follow it.
     return layers.stack[max(index for index, layer in enumerate(layers.stack) if layer.document is not None) :]
 
@@ -169,28 +190,30 @@ class _IdleKey(NamedTuple):
 
 
 def _find_ineffective_keys(config: AjetConfig, users: Sequence[Layer], serving: bool) -> Iterator[_IdleKey]:
+    """Yield the user's keys in ajet's schema that have no effect with these settings."""
     backbone = find_backbone(config.backbone)
     for path, field, notes in walk_keys(config_model()):
-        full = ("ajet", *path)
-        layer = find_last_layer(full, users)
-        if layer is None or (is_written_by_ajet(layer) and field.default in (layer.get_value(full), "auto")):
+        full_path = ("ajet", *path)
+        layer = find_last_layer(full_path, users)
+        if layer is None or (is_written_by_ajet(layer) and field.default in (layer.get_value(full_path), "auto")):
             continue  # ajet wrote this value: the default, or the value chosen for "auto"
         if (reason := find_idle_reason(notes, config, backbone, serving=serving)) is not None:
-            yield _make_idle_key(full, ("ajet", *reason.source), layer, users, reason.why)
+            yield _make_idle_key(full_path, ("ajet", *reason.source), layer, users, reason.why)
 
 
 def _find_accepted_keys(users: Sequence[Layer]) -> Iterator[_IdleKey]:
+    """Yield the user's keys that ajet accepts for AgentJet's YAMLs but does not use."""
     for name, reason in ACCEPTED.items():
-        full = ("ajet", *name.split("."))
-        layer = find_last_layer(full, users)
+        full_path = ("ajet", *name.split("."))
+        layer = find_last_layer(full_path, users)
         if layer is not None:
-            yield _make_idle_key(full, full, layer, users, reason)
+            yield _make_idle_key(full_path, full_path, layer, users, reason)
 
 
 def _find_keys_of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
-    """Yield keys in sections of backbones that are not chosen.
+    """Yield the user's keys in the sections of backbones that were not chosen.
 
-    A key with an equivalent key of ajet names it. The rest of a section shares a line.
+    A key that has an equivalent in ajet gets a line which names it. The rest of a section shares one line.
     """
     current = find_backbone(config.backbone)
     for owner in list_shipped_backbones().values():
@@ -198,29 +221,29 @@ def _find_keys_of_other_backbones(config: AjetConfig, users: Sequence[Layer]) ->
             layer = find_last_layer((root,), users)
             if layer is None or root in current.roots:
                 continue
-            rest = False
+            has_other_keys = False
             paths = (tuple(takewhile(lambda part: isinstance(part, str), path)) for path, _ in list_leaves(layer.tree))
             for path in dict.fromkeys(path for path in paths if path[0] == root):
                 reason = _describe_ours(path, layer.get_value(path), config, owner)
-                rest = rest or not reason
+                has_other_keys = has_other_keys or not reason
                 if reason:
                     yield _make_idle_key(path, path, layer, users, reason)
-            if rest:
+            if has_other_keys:
                 yield _make_idle_key(
                     (root,), (root,), layer, users, f"it is a key of {owner.name}, which ajet does not read here"
                 )
 
 
 def _find_keys_decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
-    """Yield keys of the chosen backbone whose value ajet's own keys replace."""
-    current = find_backbone(config.backbone)
-    off = [
+    """Yield the user's keys of the chosen backbone whose value ajet replaces."""
+    chosen_backbone = find_backbone(config.backbone)
+    switched_off = [
         switch
-        for switch in current.advice.switched
-        if any(layer.get_value(path) is False for layer in users for path in _list_key_places(switch, current))
+        for switch in chosen_backbone.advice.switched
+        if any(layer.get_value(path) is False for layer in users for path in _list_key_places(switch, chosen_backbone))
     ]
-    for key, reason in current.advice.list_unread(off).items():
-        for path in _list_key_places(key, current):
+    for key, reason in chosen_backbone.advice.list_unread(switched_off).items():
+        for path in _list_key_places(key, chosen_backbone):
             layer = find_last_layer(path, users)
             if (
                 layer is None
@@ -232,31 +255,39 @@ def _find_keys_decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> It
 
 
 def _list_key_places(key: str, chosen: Descriptor) -> list[tuple[str, ...]]:
-    """Return the paths at which a YAML may contain a backbone's key, or [] for another backbone's key."""
+    """Return the paths at which a YAML may set a backbone's key, or [] if the key is not this backbone's."""
     path = tuple(key.split("."))
     return [path, (chosen.name, *path)] if path[0] in chosen.roots else []
 
 
 def _has_our_value(key: str, value: Any, config: AjetConfig) -> bool:
-    """Return True if ajet's key of the same name has the value already."""
+    """Return True if a backbone's key has the value of ajet's key for the same thing."""
     ajet_values = {"trainer.logger": config.trainer_common.logger, "trainer.experiment_name": config.experiment_name}
     return key in ajet_values and (ajet_values[key] == value or [ajet_values[key]] == value)
 
 
 def _find_unread_keys(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
-    """Yield keys in backbone sections that no code reads, unless ajet's equivalent keys have the same values."""
+    """Yield the user's keys in backbone sections that no code reads.
+
+    A key is left out if ajet's equivalent key has the same value.
+    """
     for path, layer, ajet_key, value, advice in find_unread_keys(users):
-        node: Any = config
+        ajet_value: Any = config
         for name in ajet_key.split(".")[1:]:
-            node = getattr(node, name, None)
-        if not ajet_key or node != value:
+            ajet_value = getattr(ajet_value, name, None)
+        if not ajet_key or ajet_value != value:
             yield _make_idle_key(path, path[:-1], layer, users, advice)
 
 
 def _describe_ours(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) -> str:
-    """Return ajet's replacement for another backbone's key.
+    """Return a sentence with ajet's replacement for another backbone's key.
 
-    Returns "" without a replacement, or if ajet's key has the value already.
+    "" without a replacement, or if ajet's key has the value already.
+
+    Args:
+        path: The key in the YAML.
+        value: Its value.
+        owner: The backbone that the key belongs to.
     """
     backbone_path = path[1:] if path[0] == owner.name else path
     counterpart, dotted = find_counterpart(backbone_path, owner.filled), ".".join(map(str, backbone_path))
@@ -276,22 +307,30 @@ def _describe_ours(path: KeyPath, value: Any, config: AjetConfig, owner: Descrip
 
 
 def find_last_layer(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:
-    """Return the user's last layer with the key, if any."""
+    """Return the last of the user's layers that sets the key, or None."""
     return next((layer for layer in reversed(users) if layer.get_value(path) is not ABSENT), None)
 
 
 def is_written_by_ajet(layer: Layer) -> bool:
-    """Return True if the layer is a resolved file, in which every key is present."""
+    """Return True if the layer is a resolved configuration that ajet wrote, which contains every key."""
     return layer.document is not None and layer.document.text.startswith(RESOLVED)
 
 
 def locate_key(layer: Layer, path: KeyPath) -> str:
-    """Return file:line of a key, or the override without the value, because values may be secret."""
+    """Return file:line of a key, or the override's key without its value, which may be a secret."""
     location = layer.locate(path)
     return location.partition("=")[0] if layer.document is None else re.sub(r"(:\d+):\d+$", r"\1", location)
 
 
 def _make_idle_key(path: KeyPath, source: KeyPath, layer: Layer, users: Sequence[Layer], why: str) -> _IdleKey:
+    """Return the entry of one idle key, with a sort key by layer and line.
+
+    Args:
+        path: The key.
+        source: The key or section that has no effect; idle keys are grouped by it.
+        layer: The user's layer that sets the key.
+        users: All layers of the user.
+    """
     location = locate_key(layer, path)
     line = re.search(r":(\d+)$", location) if layer.document is not None else None
     sort_key = users.index(layer), int(line[1]) if line is not None else 0

@@ -28,7 +28,7 @@ from ajet.schema.errors import ConfigError
 
 
 def list_top_names() -> Collection[str]:
-    """Return the keys directly under `ajet:`, including accepted keys."""
+    """Return the keys directly below `ajet:`, including names that are accepted without effect."""
     return {*config_model().model_fields, *(name.split(".")[0] for name in (*ACCEPTED, *FIXED, *MOVED))}
 
 
@@ -38,7 +38,10 @@ def is_settable(path: Sequence[Any]) -> bool:
 
 
 def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
-    """Return the field or section at `path` below `ajet`. A path into a free mapping or a list returns the field."""
+    """Return the schema's field or section at `path` below `ajet`, or None for an unknown key.
+
+    A path into a free mapping or into a list returns the field that holds it.
+    """
     model: type[Section] = config_model()
     is_named_section = False  # True after a mapping of sections, where any name leads to a section
     for index, name in enumerate(path):
@@ -48,47 +51,51 @@ def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
         field = model.model_fields.get(name) if isinstance(name, str) else None
         if field is None:
             return None
-        nested = find_section_model(field)
-        rest = path[index + 1 :]
-        if (each := find_entry_model(field)) is not None and len(rest) > 1:
-            model, is_named_section = each, True
+        nested_section = find_section_model(field)
+        deeper_path = path[index + 1 :]
+        if (entry_model := find_entry_model(field)) is not None and len(deeper_path) > 1:
+            model, is_named_section = entry_model, True
             continue
-        if nested is None:
-            return field if not rest or "dict" in str(field.annotation) or isinstance(rest[0], int) else None
-        model = nested
+        if nested_section is None:
+            return (
+                field if not deeper_path or "dict" in str(field.annotation) or isinstance(deeper_path[0], int) else None
+            )
+        model = nested_section
     return model
 
 
 def describe_keys(section: type[Section] | None) -> str:
-    """Return a phrase with the section's first keys."""
+    """Return "a mapping of keys: …" with the section's first five keys, for error messages."""
     names = list(section.model_fields) if section is not None else []
     return f"a mapping of keys: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else "a mapping"
 
 
 @lru_cache(maxsize=1)
 def list_dotted_keys() -> tuple[str, ...]:
-    """Return every plain key below `ajet` (for example "rollout.num_repeat") and every section."""
-    plain = [".".join(path) for path, _, _ in walk_keys(config_model())]
-    sections = {key.rsplit(".", depth)[0] for key in plain for depth in range(1, key.count(".") + 1)}
-    return (*plain, *sorted(sections))
+    """Return the dotted name of every key below `ajet` ("rollout.num_repeat"), then those of the sections."""
+    key_names = [".".join(path) for path, _, _ in walk_keys(config_model())]
+    sections = {key.rsplit(".", depth)[0] for key in key_names for depth in range(1, key.count(".") + 1)}
+    return (*key_names, *sorted(sections))
 
 
 def suggest_key(path: Sequence[Any]) -> str | None:
-    """Return the valid key nearest to an unknown one: a sibling of a similar name, or an equal or similar name
-    elsewhere."""
+    """Return the valid key most similar to an unknown one, or None.
+
+    Preferred is a similar name in the same section, then a similar last name anywhere, then a similar dotted key.
+    """
     *parents, name = [str(part) for part in path]
-    home = ".".join(parents)
-    siblings = [key for key in list_dotted_keys() if key.rpartition(".")[0] == home]
+    section = ".".join(parents)
+    siblings = [key for key in list_dotted_keys() if key.rpartition(".")[0] == section]
     similar = get_close_matches(name, [key.rpartition(".")[2] for key in siblings], 1, cutoff=0.6)
     if similar:
         return ".".join([*parents, similar[0]])
     full_key = ".".join([*parents, name])
-    names: dict[str, list[str]] = {}
+    keys_by_last_name: dict[str, list[str]] = {}
     for key in list_dotted_keys():
-        names.setdefault(key.rpartition(".")[2], []).append(key)
-    same_names = get_close_matches(name, names, 1, cutoff=0.75)
+        keys_by_last_name.setdefault(key.rpartition(".")[2], []).append(key)
+    same_names = get_close_matches(name, keys_by_last_name, 1, cutoff=0.75)
     if same_names:
-        return max(names[same_names[0]], key=lambda key: SequenceMatcher(None, key, full_key).ratio())
+        return max(keys_by_last_name[same_names[0]], key=lambda key: SequenceMatcher(None, key, full_key).ratio())
     similar_keys = get_close_matches(full_key, list_dotted_keys(), 1, cutoff=0.75)
     return similar_keys[0] if similar_keys else None
 
@@ -105,30 +112,36 @@ class Counterpart(NamedTuple):
 
 
 def find_counterpart(path: Sequence[Any], layers: tuple[Path, ...]) -> Counterpart | None:
-    """Return ajet's equivalent of a backbone's key, for example (`actor_rollout_ref`, `model`, `lora_rank`), or None.
+    """Return ajet's key that decides a backbone's key, or None.
 
     Args:
-        layers: files that compose the backbone's config from ajet's keys.
+        path: The backbone's key, for example (`actor_rollout_ref`, `model`, `lora_rank`).
+        layers: YAMLs that fill the backbone's configuration from ajet's keys.
     """
     return _read_counterparts(layers).get(tuple(path))
 
 
 def list_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Counterpart]:
-    """Return each backbone key that is filled from an ajet key, with that key.
+    """Return ajet's deciding key of each backbone key that has one, by the backbone key's path.
 
     Args:
-        layers: files that compose the backbone's config from ajet's keys.
+        layers: YAMLs that fill the backbone's configuration from ajet's keys.
     """
     return dict(_read_counterparts(layers))
 
 
 def find_first_filled(key: str, layers: tuple[Path, ...]) -> tuple[Any, ...] | None:
-    """Return the path of the first backbone key that is filled from ajet's key `key`, or None."""
+    """Return the path of the first backbone key that is filled from ajet's key `key`, or None.
+
+    Args:
+        layers: YAMLs that fill the backbone's configuration from ajet's keys.
+    """
     return next((path for path, counterpart in _read_counterparts(layers).items() if counterpart.key == key), None)
 
 
 @lru_cache(maxsize=8)
 def _read_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Counterpart]:
+    """Return ajet's deciding key by backbone key, read from the interpolations (`${ajet.…}`) in the layers' YAMLs."""
     counterparts = {}
     for layer in layers:
         for path, value in list_leaves(read_document(layer).tree):
@@ -153,20 +166,22 @@ REMOVED = {
 def make_unknown_key_error(
     path: Sequence[Any], *, where: str, value: Any = None, also: Collection[str] = ()
 ) -> ConfigError:
-    """Return the error for a key that is not in the schema.
+    """Return the error for a key that is not in the schema, with the most likely cure.
 
     Args:
+        path: The key, below `ajet`.
+        where: The key's place in the YAML, or the override.
         value: The key's value, if known.
-        also: The user's own root names.
+        also: The user's own top-level names, of which the key may be a misspelling.
     """
     dotted_key = ".".join(str(part) for part in path)
     if (dotted := next((part for part in path if isinstance(part, str) and "." in part), None)) is not None:
-        *above, last = dotted.split(".")
+        *parents, last = dotted.split(".")
         return ConfigError(
             f"`{dotted}` is read as one key whose name contains a dot.",
             where=where,
             expected="a nested mapping: one level of indentation for each part of the name",
-            do=f"write `{': {'.join(above)}: {{{last}: …{'}' * len(above)}`, or give {dotted_key}=… on the command "
+            do=f"write `{': {'.join(parents)}: {{{last}: …{'}' * len(parents)}`, or give {dotted_key}=… on the command "
             "line",
         )
     if misplaced := _describe_misplaced(path, value):
@@ -175,11 +190,11 @@ def make_unknown_key_error(
     advice = f"put a key of your own into a section next to `ajet:`; the code reads it as config.{_SECTION}.{path[-1]}"
     if broken := describe_broken():
         advice = f"{advice}. {broken}"
-    brought = _find_advice(dotted_key) or REMOVED.get(dotted_key, "")
-    if not brought and (similar is None or similar.rpartition(".")[2] != path[-1]):
-        brought = _find_by_last_name(str(path[-1])) or agentrl.advice(str(path[-1]))
-    if brought:
-        return ConfigError(f"There is no key ajet.{dotted_key}.", where=where, do=f"{brought}; {advice}")
+    replacement = _find_advice(dotted_key) or REMOVED.get(dotted_key, "")
+    if not replacement and (similar is None or similar.rpartition(".")[2] != path[-1]):
+        replacement = _find_by_last_name(str(path[-1])) or agentrl.advice(str(path[-1]))
+    if replacement:
+        return ConfigError(f"There is no key ajet.{dotted_key}.", where=where, do=f"{replacement}; {advice}")
     if similar is None and also:
         roots = get_close_matches(str(path[0]), list(also), 1)
         similar = ".".join([roots[0], *map(str, path[1:])]) if roots else None
@@ -198,7 +213,7 @@ def make_unknown_key_error(
 
 
 def _describe_misplaced(path: Sequence[Any], value: Any) -> str:
-    """Return the place of a backbone's section misplaced below `ajet:`, or "" for any other key."""
+    """Return where a backbone's section belongs that was written below `ajet:`, or "" for any other key."""
     root = str(path[0])
     owner = next(
         (backbone for backbone in list_shipped_backbones().values() if root in (*backbone.roots, *backbone.sections)),
@@ -210,8 +225,12 @@ def _describe_misplaced(path: Sequence[Any], value: Any) -> str:
     right_place = (
         "at the top level, next to `ajet:`" if root in owner.roots else f"below `{owner.name}:` at the top level"
     )
-    keys = [(*path, *rest) for rest, _ in list_leaves(value)] if isinstance(value, Mapping) and value else [tuple(path)]
-    similar_keys = list(dict.fromkeys(ours for key in keys for ours in _list_ours(key, owner)))
+    section_keys = (
+        [(*path, *inner_path) for inner_path, _ in list_leaves(value)]
+        if isinstance(value, Mapping) and value
+        else [tuple(path)]
+    )
+    similar_keys = list(dict.fromkeys(ajet_key for key in section_keys for ajet_key in _list_ours(key, owner)))
     ajet_keys = (
         f"; ajet's own keys for it are {', '.join(similar_keys[:_SHOWN])}{', …' if len(similar_keys) > _SHOWN else ''}"
         if similar_keys
@@ -221,18 +240,24 @@ def _describe_misplaced(path: Sequence[Any], value: Any) -> str:
 
 
 def _list_ours(key: Sequence[Any], owner: Descriptor) -> Iterator[str]:
+    """Yield ajet's key for a backbone's key, or the advice on it; nothing if there is neither.
+
+    Args:
+        key: The key's path in the YAML, with or without the backbone's name in front.
+        owner: The backbone that the key belongs to.
+    """
     backbone_path = tuple(part for part in (key[1:] if key[0] == owner.name else key) if isinstance(part, str))
     dotted = ".".join(backbone_path)
     if (counterpart := find_counterpart(backbone_path, owner.filled)) is not None:
         yield counterpart.key
     elif like := {**owner.advice.like, **owner.advice.short}.get(dotted):
         yield f"ajet.{like}"
-    elif advised := {**owner.advice.instead, **owner.advice.list_unread()}.get(dotted):
-        yield advised
+    elif advice := {**owner.advice.instead, **owner.advice.list_unread()}.get(dotted):
+        yield advice
 
 
 def _find_advice(dotted: str) -> str:
-    """Return a descriptor's advice on a backbone key of that name, or ""."""
+    """Return which key of ajet replaces a backbone's key of this dotted name, or "" if no backbone has advice on it."""
     for owner in list_shipped_backbones().values():
         if (ajet_key := owner.advice.short.get(dotted)) is not None:
             return f"in ajet, {owner.name}'s {dotted} is {ajet_key}"
@@ -243,7 +268,7 @@ def _find_advice(dotted: str) -> str:
 
 
 def _find_by_last_name(name: str) -> str:
-    """Return ajet's key for a backbone key with that last name, or "" unless unique."""
+    """Return which key of ajet replaces the backbone keys with this last name, or "" unless it is a single one."""
     candidates = {
         (owner.name, ".".join(map(str, path)), counterpart.key.removeprefix("ajet."))
         for owner in list_shipped_backbones().values()

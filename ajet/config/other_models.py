@@ -20,16 +20,17 @@ OPENAI = "https://api.openai.com/v1"
 def read_outside_variable(name: str) -> str:
     """Return a variable's value at the run's start, or "".
 
-    Spaces and line ends are stripped, because clients refuse untrimmed keys with an error that shows the key.
+    An attempt's own environment may hold the gateway's address under the same name. Blanks and line ends are stripped,
+    because clients refuse such a key with an error that shows it.
     """
     return os.environ.get(OUTSIDE + name, os.environ.get(name, "")).strip()
 
 
 def read_api_key(name: str) -> str:
-    """Return the key stored in a variable, or "".
+    """Return the API key in an environment variable, or "".
 
     Raises:
-        ConfigError: A header cannot carry the key; clients would fail with an unclear error.
+        ConfigError: An HTTP header cannot carry the key; clients would fail with an unclear error.
     """
     key = read_outside_variable(name)
     if not (key.isascii() and key.isprintable()):
@@ -43,7 +44,7 @@ def read_api_key(name: str) -> str:
 
 
 class OtherServer(NamedTuple):
-    """An OpenAI-compatible server and the names of its key settings."""
+    """An OpenAI-compatible server of models other than the trained one, and the API keys to try."""
 
     base_url: str
     keys: tuple[str, ...]
@@ -51,7 +52,7 @@ class OtherServer(NamedTuple):
 
 
 def find_other_server() -> OtherServer:
-    """Return the server for other models.
+    """Return the server for judges and for other models in a run, by environment variables.
 
     DASHSCOPE_API_KEY and DASHSCOPE_API_KEY_BACKUP (several keys separated by `|`) choose DASHSCOPE_BASE_URL or
     DashScope; otherwise OPENAI_BASE_URL and OPENAI_API_KEY count.
@@ -68,6 +69,7 @@ def find_other_server() -> OtherServer:
         return OtherServer(read_outside_variable("DASHSCOPE_BASE_URL") or DASHSCOPE, keys)
     base, api_keys = read_outside_variable("OPENAI_BASE_URL"), keys_of("OPENAI_API_KEY")
     if base or api_keys:
+        # Clients refuse to start without a key, and local servers ignore it.
         return OtherServer(base or OPENAI, api_keys or ("none",))
     raise UserError(
         "The configuration uses a model on another server, but no environment variable gives the server's address.",

@@ -175,7 +175,7 @@ class Plugin:
     """Renamed references of older YAMLs, each with the present reference."""
 
     def list_parts(self, kind: NamedKind) -> dict[str, PluginPart]:
-        """Return the plug-in's parts of one kind (such as "algorithm"), by name."""
+        """Return the plug-in's parts of one kind (such as "algorithm"), by the name that a YAML uses."""
         table: Mapping[str, str | PluginPart] = getattr(self, _TABLES[kind])
         return {name: PluginPart(part) if isinstance(part, str) else part for name, part in table.items()}
 
@@ -203,14 +203,14 @@ NAMED_KINDS: tuple[NamedKind, ...] = tuple(_TABLES)
 
 
 def load_code(reference: str) -> Any:
-    """Import the object of a plug-in's reference `module:attribute`.
+    """Import and return the object of a plug-in's reference `module:attribute`.
 
-    Use `resolve_reference` for references in a user's YAML.
+    References in a user's YAML are resolved by `resolve_reference` instead.
     """
     module, _, attribute = reference.replace("->", ":").partition(":")
     return getattr(import_module(module), attribute)
 
 
 def spell_reference(kind: NamedKind) -> str:
-    """Return an example of a reference to the user's own code for a kind of part."""
+    """Return an example of a reference to the user's own code, such as `judge.py->MyJudge`."""
     return f"{kind}.py->My{kind.capitalize()}"

@@ -21,11 +21,18 @@ _START = (
 
 
 def build_command(module: str, *arguments: str, unbuffered: bool = False) -> list[str]:
-    """Return the command line for `python -m MODULE ARGUMENTS`, with a MODULE of ajet."""
+    """Return the command line that runs a module of ajet in a new process, as `python -m MODULE ARGUMENTS` would.
+
+    `-m` would import the package `ajet` of an AgentJet clone in the working directory; this command imports the running
+    one.
+
+    Args:
+        unbuffered: True to pass output on at once.
+    """
     return [sys.executable, *(["-u"] if unbuffered else []), "-c", _START, str(INSTALL_ROOT), module, *arguments]
 
 
 def holds_other_ajet(folder: str) -> bool:
-    """Return True if a folder of `sys.path` holds another package `ajet`."""
+    """Return True if the folder, an entry of `sys.path`, holds a package `ajet` other than the running one."""
     package = Path(folder or ".", "ajet")
     return (package / "__init__.py").is_file() and package.resolve() != PACKAGE

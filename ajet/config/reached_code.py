@@ -30,7 +30,7 @@ _Target = tuple[Path, str | None]
 
 @dataclass(frozen=True)
 class Statement:
-    """A top-level statement of a module."""
+    """A top-level statement of a module, with the names that it binds, reads and changes."""
 
     node: ast.stmt
 
@@ -41,20 +41,23 @@ class Statement:
 
     @cached_property
     def _symbol_tables(self) -> list[symtable.SymbolTable]:
-        tables = [symtable.symtable(self.text, "statement", "exec")]
-        for table in tables:
-            tables += table.get_children()
-        return tables
+        """Symbol tables of the statement and of everything nested in it, outermost first."""
+        found_tables = [symtable.symtable(self.text, "statement", "exec")]
+        for table in found_tables:
+            found_tables += table.get_children()
+        return found_tables
 
     @cached_property
     def binds(self) -> set[str]:
-        """Names of the module bound by the statement."""
+        """Names that the statement binds in its module, also by `global` within a function."""
         top, *nested = self._symbol_tables
-        bound = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
-        return bound | {
+        bound_names = {
+            symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()
+        }
+        return bound_names | {
             symbol.get_name()
-            for t in nested
-            for symbol in t.get_symbols()
+            for table in nested
+            for symbol in table.get_symbols()
             if symbol.is_declared_global() and symbol.is_assigned()
         }
 
@@ -69,15 +72,15 @@ class Statement:
 
     @cached_property
     def changes(self) -> set[str]:
-        """Names of objects changed in place: `NAME.x = …`, `NAME[x] = …`, `NAME.append(…)`."""
-        roots = set()
+        """Names whose objects the statement changes in place: `NAME.x = …`, `NAME[x] = …`, `NAME.append(…)`."""
+        changed_names = set()
         for node in _walk_outside_definitions(self.node):
             if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
-                roots.add(_root_name(node))
+                changed_names.add(_root_name(node))
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                called = node.value.func
-                roots |= {_root_name(called)} if isinstance(called, ast.Attribute) else set()
-        return roots - {""}
+                called_function = node.value.func
+                changed_names |= {_root_name(called_function)} if isinstance(called_function, ast.Attribute) else set()
+        return changed_names - {""}
 
     @property
     def is_import(self) -> bool:
@@ -111,10 +114,10 @@ class ParsedModule:
 
     @classmethod
     def parse(cls, source: str | bytes, *, as_program: bool = False) -> ParsedModule:
-        """Parse a file. Raises SyntaxError.
+        """Parse a file's source. Raises SyntaxError.
 
         Args:
-            as_program: Statements below `if __name__ == "__main__":` also count.
+            as_program: True to include statements below `if __name__ == "__main__":`.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # shown when the file is imported
@@ -129,23 +132,29 @@ class ParsedModule:
 
     @classmethod
     def parse_cells(cls, cells: Iterable[str]) -> ParsedModule:
-        """Parse a notebook's cells in order. The last definition of a name counts."""
+        """Parse the cells of a notebook in the order in which they ran.
+
+        Of two definitions of a name, the later one counts.
+        """
         by_definition: dict[str, Statement] = {}
         for cell in cells:
+            # Lines with IPython's commands (%, !) are no Python.
             lines = [line for line in cell.splitlines() if not line.lstrip().startswith(("%", "!"))]
             try:
                 statements = cls.parse("\n".join(lines)).statements
             except SyntaxError:  # it did not run either
                 continue
             for statement in statements:
-                defines = isinstance(statement.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-                by_definition[f"def {','.join(sorted(statement.binds))}" if defines else statement.text] = statement
+                is_definition = isinstance(statement.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+                by_definition[f"def {','.join(sorted(statement.binds))}" if is_definition else statement.text] = (
+                    statement
+                )
         return cls(tuple(by_definition.values()))
 
     @cached_property
     def hides_bindings(self) -> bool:
-        """True if the source does not show all names of the module."""
-        for node in (each for statement in self.statements for each in statement._all_nodes):
+        """True if the module may have names that its source does not show, as by `exec` or a star import."""
+        for node in (inner for statement in self.statements for inner in statement._all_nodes):
             if isinstance(node, ast.Name) and node.id in _HIDDEN_BINDINGS:
                 return True
             if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
@@ -155,30 +164,36 @@ class ParsedModule:
         return False
 
     def select(self, name: str | None) -> list[Statement]:
-        """Return the statements reached from `name`, in order, or all statements for an unknown name."""
+        """Return the statements on which the name `name` depends, directly or through other names, in source order.
+
+        All statements for None, an unknown name, or a module whose names cannot be seen in its source.
+        """
         bound_names = (
             {bound for statement in self.statements for bound in statement.binds} if name is not None else set()
         )
         if name is None or name not in bound_names or self.hides_bindings:
             return list(self.statements)
-        imported = {bound for statement in self.statements if statement.is_import for bound in statement.binds}
-        reached: dict[int, Statement] = {}
-        names, pending = {name}, True
-        while pending:
-            pending = False
+        imported_names = {bound for statement in self.statements if statement.is_import for bound in statement.binds}
+        reached_statements: dict[int, Statement] = {}
+        needed_names, has_new = {name}, True
+        while has_new:
+            has_new = False
             for index, statement in enumerate(self.statements):
-                changed = statement.changes - imported if isinstance(statement.node, ast.Expr) else statement.changes
-                if index in reached or not names & (statement.binds | changed):
+                # A call such as `logging.basicConfig(…)` changes an imported module, not a name of this one.
+                changed = (
+                    statement.changes - imported_names if isinstance(statement.node, ast.Expr) else statement.changes
+                )
+                if index in reached_statements or not needed_names & (statement.binds | changed):
                     continue
-                reached[index] = statement
-                names |= statement.needs & bound_names
-                pending = True
-        return [reached[index] for index in sorted(reached)]
+                reached_statements[index] = statement
+                needed_names |= statement.needs & bound_names
+                has_new = True
+        return [reached_statements[index] for index in sorted(reached_statements)]
 
 
 @dataclass
 class ReachedCode:
-    """Collects the statements that a class or function reaches, across files."""
+    """Collects the statements and prompt files that classes and functions of the user depend on, across files."""
 
     roots: tuple[Path, ...]
     """Folders searched after a file's own: the YAML's and the working directory."""
@@ -190,9 +205,12 @@ class ReachedCode:
     _found_files: dict[tuple[Path, tuple[str, ...], int], list[Path]] = field(default_factory=dict)
 
     def add(self, file: Path, name: str | None) -> None:
-        """Add the statements that `name` reaches in `file` and in the files it imports.
+        """Add the statements on which `name` depends, in `file` and in the user's files that it imports.
 
-        None adds the complete file. A file that cannot be parsed adds nothing.
+        A file that cannot be parsed adds nothing.
+
+        Args:
+            name: A class or function. None adds the complete file.
         """
         pending: list[_Target] = [(file.resolve(), name)]
         while pending:
@@ -209,20 +227,31 @@ class ReachedCode:
             pending += self._take_statements(module_file, module.select(wanted_name))
 
     def add_module(self, path: Path, module: ParsedModule, name: str) -> None:
-        """Add the code reached from `name` in a parsed module, for example the running program."""
+        """Add the code on which `name` depends in a parsed module, for example in the running program.
+
+        Args:
+            path: The file that the module counts as.
+        """
         for file, imported in self._take_statements(path, module.select(name)):
             self.add(file, imported)
 
     def _take_statements(self, path: Path, statements: list[Statement]) -> Iterator[_Target]:
+        """Add statements of the file `path` and the prompt files they name. Yield (file, name) of what they import."""
         texts = self.statements.setdefault(path, {})
         for statement in statements:
             texts[statement.text] = None
-        self.prompts |= set(self._find_prompts(path, {text for each in statements for text in each.texts}))
-        for each in statements:
-            for node in each.imports:
+        self.prompts |= set(self._find_prompts(path, {text for statement in statements for text in statement.texts}))
+        for statement in statements:
+            for node in statement.imports:
                 yield from self._follow_import(path, node)
 
     def _find_prompts(self, place: Path, texts: set[str]) -> Iterator[Path]:
+        """Yield the existing prompt files that string literals name, alone or in a folder that another literal names.
+
+        Args:
+            place: The file with the literals.
+            texts: The literals.
+        """
         roots = [place.parent, *self.roots]
         names = {text for text in texts if text.endswith(tuple(PROMPT_SUFFIXES))}
         if not names:
@@ -232,6 +261,10 @@ class ReachedCode:
             yield from (path.resolve() for text in names if os.path.isfile(path := folder / text))
 
     def _follow_import(self, path: Path, node: ast.Import | ast.ImportFrom) -> Iterator[_Target]:
+        """Yield (file, name) of the user's code that an import statement of the file `path` loads.
+
+        None: the complete file.
+        """
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from ((file, None) for file in self._find_import_files(path, alias.name.split("."), 0))
@@ -247,18 +280,30 @@ class ReachedCode:
                 yield files[-1], None if alias.name == "*" else alias.name
 
     def _find_import_files(self, path: Path, parts: list[str], level: int) -> list[Path]:
-        """Return the files run by an import: each package's `__init__.py`, then the module."""
+        """Return the user's files that an import runs: each package's `__init__.py`, then the module. Cached.
+
+        Args:
+            path: The importing file.
+            parts: The module's dotted name, split.
+            level: Number of dots in front of a relative import.
+        """
         key = (path.parent, tuple(parts), level)
         if key not in self._found_files:
             self._found_files[key] = self._find_files(path, parts, level)
         return self._found_files[key]
 
     def _find_files(self, path: Path, parts: list[str], level: int) -> list[Path]:
-        """Return the user's files that an import statement of `path` loads; [] for the standard library and ajet."""
+        """Return the user's files that an import in the file `path` runs, or [] for the standard library and ajet.
+
+        Args:
+            parts: The module's dotted name, split.
+            level: Number of dots in front of a relative import.
+        """
         if level:
             folder = path.parents[level - 1]
             package_files = [folder / "__init__.py"] if (folder / "__init__.py").is_file() else []
             return package_files + _files_below(folder, parts)
+        # The file's own folder may still hold a module that hides one of the standard library.
         if not parts or parts[0] == "ajet" or parts[0] in sys.stdlib_module_names:
             search_roots = [] if not parts or parts[0] in ("ajet", *sys.builtin_module_names) else [path.parent]
         else:
@@ -270,6 +315,7 @@ class ReachedCode:
 
 
 def _files_below(root: Path, parts: list[str]) -> list[Path]:
+    """Return the files that importing the dotted name `parts` from folder `root` runs, as far as they exist."""
     init_files: list[Path] = []
     folder = root
     for index, part in enumerate(parts):
@@ -285,7 +331,10 @@ def _files_below(root: Path, parts: list[str]) -> list[Path]:
 
 
 def find_installed_files(parts: list[str]) -> list[Path]:
-    """Find the files that an import runs, in a package installed from a folder of the user's (`pip install -e`)."""
+    """Return the files that an import runs in a package which is installed from a folder of the user's.
+
+    `pip install -e` installs so. [] for any other package.
+    """
     start_plugins()  # their import hooks find more
     try:
         spec = importlib.util.find_spec(parts[0])
@@ -307,21 +356,24 @@ def _package_root(path: Path) -> Path:
 
 
 def _walk_outside_definitions(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the node and its descendants, without the bodies of functions and classes, which do not run at once."""
     pending: list[ast.AST] = [node]
     while pending:
-        each = pending.pop()
-        yield each
-        if not isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            pending.extend(ast.iter_child_nodes(each))
+        descendant = pending.pop()
+        yield descendant
+        if not isinstance(descendant, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            pending.extend(ast.iter_child_nodes(descendant))
 
 
 def _root_name(node: ast.expr) -> str:
+    """Return the name at the root of an expression: "a" for `a.b[0].c()`, "" if it is no name."""
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_main_guard(node: ast.stmt) -> bool:
+    """Return True for a statement `if __name__ == "__main__":`."""
     if not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare)):
         return False
     sides = [node.test.left, *node.test.comparators]

@@ -28,35 +28,39 @@ _ADAPTER = re.compile(r"(?!(default|base)$)[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def list_missing_keys(config: AjetConfig, *, serving: bool = False, evaluating: bool = False) -> list[tuple[str, str]]:
-    """Return the missing required keys, each with a description.
+    """Return (dotted key, description of its value) of each key that a run needs and the settings lack.
 
     Args:
-        serving: Agents and tasks may come from clients.
-        evaluating: No training task is read.
+        serving: True if agents and tasks may come from clients.
+        evaluating: True if no training task is read.
     """
     rollout = config.rollout
-    needs: list[tuple[str, Any, str]] = []
+    requirements: list[tuple[str, Any, str]] = []
     if rollout.engine == "endpoint":
-        needs += [
+        requirements += [
             ("rollout.endpoint.base_url", rollout.endpoint.base_url, "the URL of the server"),
             ("rollout.endpoint.model", rollout.endpoint.model, "the name of the model on the server"),
         ]
     else:
-        needs.append(("model.path", config.model.path, "the model to train"))
+        requirements.append(("model.path", config.model.path, "the model to train"))
     sft = config.sft
     if sft.objective is not None and not (serving or evaluating):
         source = sft.train_files or sft.from_run
-        needs.append(("sft.train_files", source, "a file of rows to learn from; or set sft.from_run"))
+        requirements.append(("sft.train_files", source, "a file of rows to learn from; or set sft.from_run"))
     elif not serving:
-        needs.append(
+        requirements.append(
             (
                 "rollout.user_workflow",
                 rollout.user_workflow,
                 "the agent's class or function, such as workflow.py->MyWorkflow",
             )
         )
-        needs += [need for need in _list_reader_needs(config) if not (evaluating and need[0].endswith(TRAINING_FILE))]
-    return [(f"ajet.{name}", meaning) for name, value, meaning in needs if value is None]
+        requirements += [
+            requirement
+            for requirement in _list_reader_needs(config)
+            if not (evaluating and requirement[0].endswith(TRAINING_FILE))
+        ]
+    return [(f"ajet.{name}", meaning) for name, value, meaning in requirements if value is None]
 
 
 def has_tasks(config: AjetConfig) -> bool:
@@ -65,6 +69,7 @@ def has_tasks(config: AjetConfig) -> bool:
 
 
 def _list_reader_needs(config: AjetConfig) -> list[tuple[str, Any, str]]:
+    """Return (key, value, description) of the key that the chosen task reader requires, or [] if it requires none."""
     kind = config.task_reader.type
     reader = find_part("reader", kind)
     if reader is None or reader.first_key is None:
@@ -83,10 +88,14 @@ def require_ready(
     evaluating: bool = False,
     previewing: bool = False,
 ) -> None:
-    """Raise ConfigError for a refused value, or a single error for all missing keys.
+    """Raise ConfigError for a setting that is refused, or one error for all missing keys.
 
     Args:
-        previewing: No launch now. A later launch may name a store filled by samplers.
+        layers: The sources of the settings, to name the place of each.
+        where: The place named in the error for missing keys.
+        serving: True if agents and tasks may come from clients.
+        evaluating: True if no training task is read.
+        previewing: True if no run starts now. A later start may name a store that samplers fill.
     """
     backbone = find_backbone(config.backbone)
     if serving and config.sft.objective is not None:
@@ -97,15 +106,15 @@ def require_ready(
         )
     for path, _, notes in walk_keys(config_model()):
         setting = None if evaluating and ".".join(path) == OBJECTIVE else get_setting(config, path)
-        # Settings of training have no effect without training.
-        idle = path[0] == "trainer_common" and "trains" not in backbone.can
-        for value, able in () if idle else notes.get("needs", ()):
-            if setting == value and able not in backbone.can:
+        # Settings of training have no effect on a backbone that does not train.
+        has_no_effect = path[0] == "trainer_common" and "trains" not in backbone.can
+        for value, capability in () if has_no_effect else notes.get("needs", ()):
+            if setting == value and capability not in backbone.can:
                 raise ConfigError(
                     f"`{path[-1]}: {str(value).lower()}` is not possible on the backbone {backbone.name}, which "
-                    f"cannot {CAPABILITY_WORDS[able]}.",
+                    f"cannot {CAPABILITY_WORDS[capability]}.",
                     where=f"{layers.locate(('ajet', *path), value=True)} (ajet.{'.'.join(path)})",
-                    expected=f"another value, or --backbone {' or '.join(_list_capable_backbones(able))}",
+                    expected=f"another value, or --backbone {' or '.join(_list_capable_backbones(capability))}",
                 )
     if not evaluating and not (previewing and "decouples" in backbone.can):
         _refuse_reuse(config, layers, serving)
@@ -118,50 +127,53 @@ def require_ready(
         described = [f"{name} ({meaning})" for name, meaning in missing]
         missing_list = ", ".join(described[:-1]) + " and " + described[-1] if len(described) > 1 else described[0]
         in_python = any(layer.document.from_python for layer in layers.stack if layer.document is not None)
-        do = "add the key to `settings=` of ajet.tune, or by `set(…)` of a job"
+        advice = "add the key to `settings=` of ajet.tune, or by `set(…)` of a job"
         if not in_python:
-            do = "add the key to the YAML, or as key=value on the command line"
+            advice = "add the key to the YAML, or as key=value on the command line"
         if lines := suggest_first_lines(layers, [name for name, _ in missing]):
-            do = lines
-        elif stray := [name for name in list_top_names() if name not in backbone.roots and layers.find_winner((name,))]:
-            do = f"move `{stray[0]}` below `ajet:`, where ajet reads it" + (
-                ", and the other sections too" if stray[1:] else ""
+            advice = lines
+        elif misplaced_keys := [
+            name for name in list_top_names() if name not in backbone.roots and layers.find_winner((name,))
+        ]:
+            advice = f"move `{misplaced_keys[0]}` below `ajet:`, where ajet reads it" + (
+                ", and the other sections too" if misplaced_keys[1:] else ""
             )
-        elif (other := _find_misnamed_root(layers)) is not None:
-            do = f"write `ajet:` instead of `{other}:`, which ajet reads as a section of your own"
+        elif (misnamed_root := _find_misnamed_root(layers)) is not None:
+            advice = f"write `ajet:` instead of `{misnamed_root}:`, which ajet reads as a section of your own"
         elif not list_missing_keys(config, serving=True) and has_tasks(config):
-            do += f"; if ajet does not start the agents: {format_command('serve', '--conf', 'FILE.yaml')}"
-        raise ConfigError(f"The run still needs: {missing_list}.", where=where, do=do)
+            advice += f"; if ajet does not start the agents: {format_command('serve', '--conf', 'FILE.yaml')}"
+        raise ConfigError(f"The run still needs: {missing_list}.", where=where, do=advice)
 
 
 def _find_misnamed_root(layers: Layers) -> str | None:
-    """Return a root of the YAML with keys of `ajet:` under another name, or None."""
-    users = [layer.tree for layer in layers.stack if layer.document is not None][-1]
-    if users.get("ajet"):
+    """Return a top-level name of the YAML whose section holds only keys of `ajet:`, or None."""
+    user_tree = [layer.tree for layer in layers.stack if layer.document is not None][-1]
+    if user_tree.get("ajet"):
         return None
     top_names = set(list_top_names())
-    sections = {name: tree for name, tree in users.items() if isinstance(tree, dict)}
+    sections = {name: tree for name, tree in user_tree.items() if isinstance(tree, dict)}
     return next(
         (name for name, tree in sections.items() if len(top_names & {*tree}) > 1 and not {*tree} - top_names), None
     )
 
 
 def _list_capable_backbones(wanted: Capability) -> list[str]:
+    """Return the names of the shipped training backbones that have a capability."""
     return [backbone.name for backbone in list_shipped_backbones().values() if {wanted, "trains"} <= backbone.can]
 
 
 def _refuse_adapters(config: AjetConfig, layers: Layers) -> None:
-    """Raise ConfigError for several adapters that are invalid or not supported."""
+    """Raise ConfigError for several adapters that have invalid names or no rank, or that the run cannot train."""
     backbone, lora = find_backbone(config.backbone), config.trainer_common.lora
     if "trains" not in backbone.can or not lora.adapters:
         return
     mode, objective = config.trainer_common.mode, config.sft.objective
-    odd = next((name for name in lora.adapters if not _ADAPTER.fullmatch(name)), None)
-    unranked = next((name for name, each in lora.adapters.items() if not (each.rank or lora.rank)), None)
+    invalid_name = next((name for name in lora.adapters if not _ADAPTER.fullmatch(name)), None)
+    unranked = next((name for name, adapter in lora.adapters.items() if not (adapter.rank or lora.rank)), None)
     refusals = [
         ("adapts" not in backbone.can, "", f"The backbone {backbone.name} cannot {CAPABILITY_WORDS['adapts']}.",
          f"--backbone {' or '.join(_list_capable_backbones('adapts'))}, or one adapter: lora.rank"),
-        (odd is not None, odd, f"{odd!r} is not a valid name of an adapter.",
+        (invalid_name is not None, invalid_name, f"{invalid_name!r} is not a valid name of an adapter.",
          "1 to 64 letters, digits, - and _, and neither default nor base"),
         (unranked is not None, unranked, f"The adapter {unranked} has no rank, and no default rank is set.",
          f"lora.adapters.{unranked}.rank, or lora.rank for all of them"),
@@ -216,9 +228,9 @@ def _refuse_clash(config: AjetConfig, layers: Layers) -> None:
 
 
 def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
-    """Raise ConfigError for references into the running program, if another process must import them.
+    """Raise ConfigError for a reference into the running program that another process would have to import.
 
-    A backbone with worker processes, and `rollout.isolation`, need importable code.
+    Backbones with worker processes, and some values of `rollout.isolation`, run the code in other processes.
     """
     isolation = find_part("isolation", config.rollout.isolation)
     references: list[tuple[tuple[str | int, ...], Any]] = [
@@ -232,20 +244,20 @@ def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
             continue
         key = ".".join(map(str, path))
         backbone = find_backbone(config.backbone)
-        name, separate = parse_reference(reference).name, "interactive" not in backbone.can
-        if separate or (key == "rollout.user_workflow" and isolation and not isolation.interactive):
-            whose = backbone.name if separate else f"rollout.isolation: {config.rollout.isolation}"
+        name, is_other_process = parse_reference(reference).name, "interactive" not in backbone.can
+        if is_other_process or (key == "rollout.user_workflow" and isolation and not isolation.interactive):
+            owner = backbone.name if is_other_process else f"rollout.isolation: {config.rollout.isolation}"
             raise ConfigError(
-                f"{name} is defined in the running program or notebook; the processes of {whose} cannot import it.",
+                f"{name} is defined in the running program or notebook; the processes of {owner} cannot import it.",
                 where=f"{layers.locate(('ajet', *path), value=True)} (ajet.{key}: {reference})",
                 expected="a class or function in a separate file",
                 do=f"move {name} to a file, say mine.py, and `from mine import {name}`"
-                + ("" if separate else ", or use rollout.isolation: thread"),
+                + ("" if is_other_process else ", or use rollout.isolation: thread"),
             )
 
 
 def get_setting(config: Any, path: tuple[str, ...]) -> Any:
-    """Return the value of a key of the typed config."""
+    """Return the value of a key, given as path below `ajet`, in the typed configuration."""
     for name in path:
         config = getattr(config, name)
     return config

@@ -53,7 +53,7 @@ class RecordFileError(UserError, OSError):
 
 
 def open_record_file(path: Path, mode: Literal["rb", "rb+", "ab"] = "rb") -> BinaryIO:
-    """Open a regular file of a record.
+    """Open a regular file of a record, without following a link inside the record.
 
     Raises:
         RecordFileError: `path` is no regular file, or a link is on the path.
@@ -63,19 +63,27 @@ def open_record_file(path: Path, mode: Literal["rb", "rb+", "ab"] = "rb") -> Bin
 
 
 def open_record_descriptor(path: Path, flags: int, permissions: int = 0o666) -> int:
-    """Open a regular file of a record, and return a descriptor that no child inherits. Raises OSError."""
+    """Open a regular file of a record, and return its descriptor, which child processes do not inherit.
+
+    Args:
+        flags: Flags of `os.open`.
+        permissions: Mode of a new file, before the umask.
+
+    Raises:
+        OSError: As `open_record_file` does.
+    """
     with _open_parent(path) as parent:
-        number = _open_entry(path, flags | _SAFE, parent, permissions)
+        descriptor = _open_entry(path, flags | _SAFE, parent, permissions)
     try:
-        _check_regular(path, number)
+        _check_regular(path, descriptor)
     except BaseException:
-        os.close(number)
+        os.close(descriptor)
         raise
-    return number
+    return descriptor
 
 
 def read_record_file(path: Path, limit: int) -> bytes:
-    """Read a whole file of a record of at most `limit` bytes. Raises OSError."""
+    """Return the content of a file of a record. Raises RecordFileError above `limit` bytes, and OSError."""
     with open_record_file(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > limit:
@@ -84,7 +92,7 @@ def read_record_file(path: Path, limit: int) -> bytes:
 
 
 def read_record_part(stream: BinaryIO, at: int, length: int) -> bytes:
-    """Read `length` bytes from byte `at` on, or b"" beyond the end of the file."""
+    """Return `length` bytes of an open file from byte `at` on, or b"" if it does not hold them all."""
     if at < 0 or length < 0 or at + length > os.fstat(stream.fileno()).st_size:
         return b""
     stream.seek(at)
@@ -92,20 +100,28 @@ def read_record_part(stream: BinaryIO, at: int, length: int) -> bytes:
 
 
 def replace_record_file(path: Path, data: bytes, *, sync: bool = False) -> None:
-    """Replace a file atomically. With `sync` the content is on the disk before the rename. Raises OSError."""
+    """Replace a file of a record, so that a reader sees either the old or the new content. Raises OSError.
+
+    Args:
+        sync: True to put the content on the disk before the replacement.
+    """
     with open_replacement_file(path, sync=sync) as stream:
         stream.write(data)
 
 
 @contextmanager
 def open_replacement_file(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
-    """Yield a new file, and replace `path` if the block ends without an error."""
+    """Yield a new file, which replaces `path` if the block ends without an error.
+
+    Args:
+        sync: True to put the content on the disk before the replacement.
+    """
     with _open_parent(path) as parent:
         # The name cannot be guessed and is created exclusively, so that a planted link is not written through.
         temporary = f".{path.name}.{secrets.token_hex(8)}.aside"
-        number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666, dir_fd=parent)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666, dir_fd=parent)
         try:
-            with os.fdopen(number, "wb") as stream:
+            with os.fdopen(descriptor, "wb") as stream:
                 yield stream
                 if sync:
                     stream.flush()
@@ -120,9 +136,9 @@ def open_replacement_file(path: Path, *, sync: bool = False) -> Iterator[BinaryI
 
 
 def has_record_file(path: Path) -> bool:
-    """Return True if `open_record_file` would open a regular file."""
-    about = _stat_entry(path)
-    return about is not None and stat.S_ISREG(about.st_mode)
+    """Return True if `path` is a regular file of a record, which `open_record_file` would open."""
+    file_status = _stat_entry(path)
+    return file_status is not None and stat.S_ISREG(file_status.st_mode)
 
 
 def measure_record_file(path: Path) -> int:
@@ -132,16 +148,16 @@ def measure_record_file(path: Path) -> int:
 
 
 def list_record_folder(path: Path) -> list[str]:
-    """Return the sorted names in a folder of a record, or [] if missing. Raise OSError for a link."""
+    """Return the sorted names in a folder of a record, or [] if it is missing. Raises OSError if it is a link."""
     try:
-        with _open_parent(path / "_") as number:
-            return sorted(os.listdir(number))
+        with _open_parent(path / "_") as descriptor:  # any name in the folder, whose parent is opened
+            return sorted(os.listdir(descriptor))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
 def make_record_folder(path: Path) -> None:
-    """Make a folder of a record and its parents within the run. Raise OSError if a link is on the path."""
+    """Create a folder of a record, with its parents inside the run. Raises OSError if a link is on the path."""
     outer, inner = split_record_path(path / "_")
     outer.mkdir(parents=True, exist_ok=True)
     for count in range(1, len(inner)):
@@ -153,7 +169,7 @@ def make_record_folder(path: Path) -> None:
 
 
 def refuse_links(run: Path) -> None:
-    """Before a command writes into a run's folder: raise RecordFileError where a folder in it is a link."""
+    """Raise RecordFileError if a known folder inside the run's folder is a link, before a command writes there."""
     for name in sorted(INNER_FOLDERS | RUN_KINDS):
         if (run / name).is_symlink():
             raise RecordFileError(run / name, "is a symbolic link")
@@ -180,9 +196,9 @@ def refuse_special_files(folder: Path, *, links: bool) -> None:
 
 
 def split_record_path(path: Path) -> tuple[Path, tuple[str, ...]]:
-    """Split a path into the user's folder and the components inside the run, the file's name last.
+    """Split a path into the run's folder, as the user named it, and the components inside the run.
 
-    The layout of a run decides, not the disk: `RUN/episodes/step-1.jsonl` is RUN and two components.
+    The names of a run's folders decide, not the disk: `RUN/episodes/step-1.jsonl` gives RUN and two components.
     """
     parts = path.parts
     split = len(parts) - 1
@@ -192,33 +208,43 @@ def split_record_path(path: Path) -> tuple[Path, tuple[str, ...]]:
 
 
 def _is_inner(parts: tuple[str, ...], at: int) -> bool:
-    """True if component `at` of a path is a folder inside a run's folder."""
-    name, above = parts[at], parts[max(0, at - 2) : at]
+    """Return True if component `at` of a path is a folder inside a run's folder."""
+    name, parents = parts[at], parts[max(0, at - 2) : at]
     return (
         name in INNER_FOLDERS | RUN_KINDS
         or _CHECKPOINT.fullmatch(name) is not None
-        or (bool(above) and above[-1] in RUN_KINDS | {"adapters"})
-        or any(_CHECKPOINT.fullmatch(each) for each in above)
+        or (bool(parents) and parents[-1] in RUN_KINDS | {"adapters"})
+        or any(_CHECKPOINT.fullmatch(parent) for parent in parents)
     )
 
 
 @contextmanager
 def _open_parent(path: Path) -> Iterator[int]:
-    """Yield a descriptor of the folder that holds `path`. No link below the user's folder is followed."""
+    """Yield a descriptor of the folder that holds `path`. No link inside the run is followed."""
     outer, inner = split_record_path(path)
-    number = os.open(outer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(outer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for count, name in enumerate(inner[:-1], 1):
             parent = outer.joinpath(*inner[:count])
-            below = _open_entry(parent, os.O_RDONLY | os.O_DIRECTORY | _SAFE, number, name=name)
-            os.close(number)
-            number = below
-        yield number
+            inner_descriptor = _open_entry(parent, os.O_RDONLY | os.O_DIRECTORY | _SAFE, descriptor, name=name)
+            os.close(descriptor)
+            descriptor = inner_descriptor
+        yield descriptor
     finally:
-        os.close(number)
+        os.close(descriptor)
 
 
 def _open_entry(path: Path, flags: int, parent: int, permissions: int = 0o666, *, name: str | None = None) -> int:
+    """Open an entry of the folder with the descriptor `parent`, and return its descriptor.
+
+    Args:
+        path: The entry's path, for errors.
+        name: The entry's name. None: the last component of `path`.
+
+    Raises:
+        RecordFileError: The entry is a link or no regular file, or its name leads out of the folder.
+        OSError: It cannot be opened for another reason.
+    """
     name = path.name if name is None else name
     if name in ("..", ".", ""):
         raise RecordFileError(path, "has a path that leads out of its folder (..)")
@@ -238,11 +264,12 @@ def _open_entry(path: Path, flags: int, parent: int, permissions: int = 0o666, *
 
 
 def _check_regular(path: Path, number: int) -> None:
-    about = os.fstat(number)
-    if not stat.S_ISREG(about.st_mode):
+    """Raise RecordFileError if the open file is not regular, or claims a size of which almost nothing is stored."""
+    file_status = os.fstat(number)
+    if not stat.S_ISREG(file_status.st_mode):
         raise RecordFileError(path, "is not a regular file")
-    if about.st_size >= _SPARSE_FROM and about.st_size > _LARGEST_HOLE_SHARE * _count_data(number):
-        raise RecordFileError(path, f"claims {about.st_size:,} bytes, but almost nothing is stored on disk")
+    if file_status.st_size >= _SPARSE_FROM and file_status.st_size > _LARGEST_HOLE_SHARE * _count_data(number):
+        raise RecordFileError(path, f"claims {file_status.st_size:,} bytes, but almost nothing is stored on disk")
 
 
 def _count_data(number: int) -> int:
@@ -260,6 +287,7 @@ def _count_data(number: int) -> int:
 
 
 def _stat_entry(path: Path) -> os.stat_result | None:
+    """Return the status of an entry of a record, without following a link, or None if it cannot be read."""
     try:
         with _open_parent(path) as parent:
             return os.stat(path.name, dir_fd=parent, follow_symlinks=False)

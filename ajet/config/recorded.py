@@ -29,19 +29,27 @@ _INTERPOLATION = re.compile(r"(?<!\\)\$\{")
 
 
 def read_recorded_tree(file: Path) -> dict[str, Any]:
-    """Return the root names of a recorded YAML, interpolations as text. Raises ConfigError."""
+    """Return the settings in a recorded YAML by top-level name, with interpolations as text.
+
+    Raises:
+        ConfigError: The file cannot be read or parsed.
+    """
     return dict(parse_document(_read_yaml(file), file).tree)
 
 
 def load_recorded_experiment(file: Path) -> Experiment:
-    """Return the experiment of a run's `resolved.yaml`. Raises ConfigError."""
+    """Return the experiment that a run's `resolved.yaml` records, without running any code of it.
+
+    Raises:
+        ConfigError: The file cannot be read, or a value is invalid.
+    """
     document = parse_document(_read_yaml(file), file)
     parts = split_document(document, _list_backbone_roots(document.tree))
     layers = Layers((Layer("defaults", {}), Layer(file.name, document.tree, document)))
     config = validate_tree({"ajet": _unescape_values(parts.ajet)}, layers)
     config.model.trust_remote_code = False
-    written = parts.ajet.get("context_tracker")
-    if not isinstance(written, dict) or "escape_controls" not in written:
+    tracker_settings = parts.ajet.get("context_tracker")
+    if not isinstance(tracker_settings, dict) or "escape_controls" not in tracker_settings:
         config.context_tracker.escape_controls = (
             "none"  # recorded by a version that had no such key, and escaped nothing
         )
@@ -62,7 +70,7 @@ def load_recorded_experiment(file: Path) -> Experiment:
 
 
 def list_unknown_values(experiment: Experiment) -> list[str]:
-    """Return the dotted keys with values taken from the run's environment or hidden."""
+    """Return the dotted keys whose values are unknown, because they came from the run's environment or are secret."""
     return [
         ".".join(map(str, path))
         for path, value in list_leaves(experiment.raw)
@@ -71,13 +79,17 @@ def list_unknown_values(experiment: Experiment) -> list[str]:
 
 
 def _list_backbone_roots(tree: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the backbones' root names. External backbones are not imported, and their roots count as the user's."""
+    """Return the top-level names that belong to backbones.
+
+    A backbone of another distribution is not imported, so its sections count as the user's.
+    """
     ajet = tree.get("ajet")
     name = ajet.get("backbone") if isinstance(ajet, dict) else None
     return list_backbone_roots(list_shipped_backbones().get(str(name), Descriptor("", "")))
 
 
 def _read_yaml(file: Path) -> str:
+    """Return the text of a recorded YAML. Raise ConfigError if it is unreadable, too large or no text."""
     try:
         return read_record_file(file, MOST_BYTES).decode("utf-8-sig")
     except OSError as error:
@@ -87,12 +99,12 @@ def _read_yaml(file: Path) -> str:
 
 
 def _is_unresolved(value: Any) -> bool:
-    """Return True if a value came from the environment."""
+    """Return True if a recorded value is unknown: an interpolation, or the placeholder of a secret."""
     return isinstance(value, str) and (value == HIDDEN or _INTERPOLATION.search(value) is not None)
 
 
 def _unescape_values(tree: Any, *, keep: bool = False) -> Any:
-    """Return resolved values. Without `keep`, keys with unknown values are left out."""
+    """Return the recorded settings with `\\${` in texts replaced by `${`. Unknown values are left out unless `keep`."""
     if isinstance(tree, dict):
         return {
             name: _unescape_values(value, keep=keep)

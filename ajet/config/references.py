@@ -53,14 +53,25 @@ class CodeReference:
 
 
 def parse_reference(text: str, *, key: str = "reference") -> CodeReference:
-    """Split a reference. Raises UnresolvedReferenceError for text of another form."""
+    """Return place and name of a reference such as `workflow.py->Class` or `pkg.module:Class`.
+
+    Args:
+        key: The configuration key with the reference, for the error.
+
+    Raises:
+        UnresolvedReferenceError: The text has another form.
+    """
     location, arrow, name = text.partition("->")
     if not arrow:
         location, arrow, name = text.rpartition(":")
     location, name = location.strip(), name.strip()
     if not arrow or not location or not name.isidentifier():
-        module, dot, last = text.strip().rpartition(".")
-        do = f"write {module}->{last}" if dot and last.isidentifier() and module.replace(".", "").isidentifier() else ""
+        module, dot, last_part = text.strip().rpartition(".")
+        do = (
+            f"write {module}->{last_part}"
+            if dot and last_part.isidentifier() and module.replace(".", "").isidentifier()
+            else ""
+        )
         if text.strip().endswith(".py"):
             do = f"add the name of the class or function: {text.strip()}->NAME"
         raise UnresolvedReferenceError(
@@ -78,12 +89,17 @@ def resolve_reference(
     key: str = "reference",
     convert: Callable[[Any, str], Any] | None = None,
 ) -> Any:
-    """Return the object of a reference. Raise UnresolvedReferenceError if missing.
+    """Import and return the class or function that a reference in a YAML names.
 
     Args:
-        key: The key with the reference.
+        reference: For example `workflow.py->MyWorkflow`.
+        base: The YAML's folder, which is searched first.
         expect: A required base class.
+        key: The configuration key with the reference, for errors.
         convert: Called with object and reference. The result replaces the object.
+
+    Raises:
+        UnresolvedReferenceError: There is no such file, module or name, its import fails, or it is of another class.
     """
     parsed = parse_reference(reference, key=key)
     file, package, dotted = _find_place(parsed, base, key)
@@ -108,7 +124,7 @@ def resolve_reference(
 
 
 def check_reference(reference: str, *, base: Path, key: str) -> None:
-    """Raise UnresolvedReferenceError for a missing file or module, a syntax error, or a plainly missing name.
+    """Raise UnresolvedReferenceError for a missing file or module, a syntax error, or a name that is surely missing.
 
     The user's code does not run; a module's package is imported.
     """
@@ -142,13 +158,14 @@ def read_parameters_of(reference: str, *, base: Path, key: str) -> Callable[...,
         return None
     node, arguments = definitions[0], definitions[0].args
     node.body, node.returns = [ast.copy_location(ast.Pass(), node)], None
-    every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
-    for each in every:
-        if each is not None:
-            each.annotation = None
-    empty = ast.copy_location(ast.Constant(None), node)
-    arguments.defaults = [empty for _ in arguments.defaults]
-    arguments.kw_defaults = [default and empty for default in arguments.kw_defaults]
+    parameters = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+    for parameter in parameters:
+        if parameter is not None:
+            parameter.annotation = None
+    # Annotations and defaults are expressions of the user's code, which must not run.
+    placeholder = ast.copy_location(ast.Constant(None), node)
+    arguments.defaults = [placeholder for _ in arguments.defaults]
+    arguments.kw_defaults = [default and placeholder for default in arguments.kw_defaults]
     names: dict[str, Any] = {}
     exec(compile(ast.Module([node], []), str(file), "exec"), names)
     function: Callable[..., Any] = names[parsed.name]
@@ -158,14 +175,18 @@ def read_parameters_of(reference: str, *, base: Path, key: str) -> Callable[...,
 def resolve_class(
     chosen: str, kind: NamedKind, *, base: Path, key: str, methods: Sequence[str], like: str
 ) -> type[Any]:
-    """Return the class of a key's value: a part of the kind, or the user's class by reference.
+    """Return the class that a key's value names: a part that ships with ajet or a plug-in, or the user's by reference.
 
     Args:
-        key: The key.
-        methods: Required methods, as documented by `like`.
+        chosen: The value.
+        kind: Kind of the part.
+        base: The YAML's folder.
+        key: The configuration key, for errors.
+        methods: Required methods.
+        like: Reference of a class that has them, for the error.
 
     Raises:
-        UnresolvedReferenceError: The class does not exist.
+        UnresolvedReferenceError: The class does not exist, or lacks a method.
     """
     part = find_part(kind, chosen)
     candidate: Any = load_code(part.code) if part is not None else resolve_reference(chosen, base=base, key=key)
@@ -181,12 +202,12 @@ def resolve_class(
 
 
 def is_of_running_program(reference: str | None) -> bool:
-    """Return True if `reference` names a definition in the running program."""
+    """Return True if the reference names a definition in the running program, which other processes cannot import."""
     return reference is not None and is_reference(reference) and parse_reference(reference).place == RUNNING
 
 
 def find_referenced_file(reference: str, base: Path) -> Path | None:
-    """Return the file of a file reference, or None for a module or a missing file."""
+    """Return the file that a reference names by path, or None for a module or a missing file."""
     parsed = parse_reference(reference)
     if not parsed.is_file:
         return None
@@ -194,7 +215,10 @@ def find_referenced_file(reference: str, base: Path) -> Path | None:
 
 
 def relativize(value: Any, base: Path) -> Any:
-    """Return a path, a reference or a list with paths relative to `base`, if below."""
+    """Return a path or reference below `base` relative to it, and any other value unchanged.
+
+    Lists are converted by item.
+    """
     if isinstance(value, list):
         return [relativize(item, base) for item in value]
     for folder in (base, base.resolve()):
@@ -204,7 +228,7 @@ def relativize(value: Any, base: Path) -> Any:
 
 
 def find_code_file(reference: str, base: Path) -> Path | None:
-    """Return the first file `resolve_reference` would run, without importing.
+    """Return the file that importing a reference would run first, without importing anything.
 
     Returns None for an installed module or a missing file.
 
@@ -220,6 +244,7 @@ def find_code_file(reference: str, base: Path) -> Path | None:
 
 
 def _list_module_candidates(parsed: CodeReference, base: Path) -> list[Path]:
+    """Return the files that a dotted module may be, in the order of the search; they need not exist."""
     parts = parsed.place.split(".")
     if parts[0] == "ajet":
         return []  # `ajet` is always this package, even next to a clone of AgentJet
@@ -232,6 +257,7 @@ def _list_module_candidates(parsed: CodeReference, base: Path) -> list[Path]:
 
 
 def _list_file_candidates(parsed: CodeReference, base: Path) -> list[Path]:
+    """Return the paths that a file reference may mean, in the order of the search; they need not exist."""
     file = Path(parsed.place).expanduser()
     roots = [base, Path.cwd()]
     if file.parts[:1] == ("tutorial",):
@@ -240,7 +266,15 @@ def _list_file_candidates(parsed: CodeReference, base: Path) -> list[Path]:
 
 
 def _find_place(parsed: CodeReference, base: Path, key: str) -> tuple[Path | None, str | None, str]:
-    """Return (file or None, scope package or None for the ordinary import, dotted name)."""
+    """Find the file and module that a reference means.
+
+    Returns:
+        The file, or None for a module without source. The package of the folder (a scope), or None for an installed
+            module. The module's dotted name.
+
+    Raises:
+        UnresolvedReferenceError: There is no such file or module.
+    """
     start_plugins()  # here, since every import of the user's code begins with this search
     if parsed.is_file:
         candidates = _list_file_candidates(parsed, base)
@@ -255,19 +289,22 @@ def _find_place(parsed: CodeReference, base: Path, key: str) -> tuple[Path | Non
         raise UnresolvedReferenceError(
             f"{key}: {parsed.text!r} is not a reference of the form FILE.py->NAME.", where=key, expected=FORMS
         )
-    looked = _list_module_candidates(parsed, base)
-    for path in looked:
+    candidates_of_module = _list_module_candidates(parsed, base)
+    for path in candidates_of_module:
         if os.path.isfile(path):
             return path, *_find_scope(path, base)
     spec = _find_installed_spec(parsed.place)
     if spec is None:
-        raise _make_not_found_error(parsed, [*map(str, looked), "the installed modules"], base, key)
+        raise _make_not_found_error(parsed, [*map(str, candidates_of_module), "the installed modules"], base, key)
     file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
     return file, None, parsed.place
 
 
 def _find_scope(path: Path, base: Path) -> tuple[str, str]:
-    """Return scope and dotted name under which a file is loaded, for any spelling of its path."""
+    """Return the package that stands for a file's folder, and the file's dotted module name below it.
+
+    They are the same for any spelling of the path, so that a file is loaded once.
+    """
     parts = [path.stem] if path.stem != "__init__" else []
     folder = path.parent
     while (folder / "__init__.py").is_file():
@@ -277,6 +314,7 @@ def _find_scope(path: Path, base: Path) -> tuple[str, str]:
 
 
 def _find_installed_spec(dotted: str) -> Any:
+    """Return the import spec of an installed module, or None."""
     try:
         return importlib.util.find_spec(dotted)
     except (ModuleNotFoundError, ValueError):
@@ -284,7 +322,13 @@ def _find_installed_spec(dotted: str) -> Any:
 
 
 def _import_module(parsed: CodeReference, package: str | None, dotted: str, key: str) -> ModuleType:
-    """Import the module of a reference. Whatever its import raises becomes an UnresolvedReferenceError."""
+    """Import the module of a reference. Whatever the user's code raises becomes an UnresolvedReferenceError.
+
+    Args:
+        package: Scope of the file's folder. None: an ordinary import.
+        dotted: The module's name.
+        key: The configuration key with the reference.
+    """
     try:
         return importlib.import_module(dotted) if package is None else import_in(package, dotted)
     except ModuleNotFoundError as error:
@@ -302,12 +346,12 @@ def _import_module(parsed: CodeReference, package: str | None, dotted: str, key:
             where=_find_last_user_line(error),
             do=advise_on_agentscope(error) or advice,
         ) from error
-    except SystemExit as ended:
+    except SystemExit as exit_error:
         raise UnresolvedReferenceError(
-            f"{key}: importing {parsed.text} ends the program: SystemExit: {ended.code}",
-            where=_find_last_user_line(ended),
+            f"{key}: importing {parsed.text} ends the program: SystemExit: {exit_error.code}",
+            where=_find_last_user_line(exit_error),
             do='put code that only a program should run under `if __name__ == "__main__":`',
-        ) from ended
+        ) from exit_error
     except Exception as error:  # the user's module runs here, it may raise anything
         raise UnresolvedReferenceError(
             f"{key}: {parsed.text} cannot be imported: {type(error).__name__}: {error}",
@@ -317,34 +361,43 @@ def _import_module(parsed: CodeReference, package: str | None, dotted: str, key:
 
 
 def _find_last_user_line(error: BaseException) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    """Return file:line of the last line of the user's code in an error's traceback, or "" without a traceback.
+
+    If that line called a library, the library's line that raised the error is named too.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     frames = [frame for frame in frames if "/ajet/config/" not in frame.filename] or frames
     if not frames:
         return ""
-    raised = f"{frames[-1].filename}:{frames[-1].lineno}"
+    raising_line = f"{frames[-1].filename}:{frames[-1].lineno}"
     user_frames = [frame for frame in frames if not is_library_file(frame.filename)]
     if not user_frames or user_frames[-1] is frames[-1]:
-        return raised
-    return f"{user_frames[-1].filename}:{user_frames[-1].lineno}, which called {raised}"
+        return raising_line
+    return f"{user_frames[-1].filename}:{user_frames[-1].lineno}, which called {raising_line}"
 
 
 @lru_cache(maxsize=4096)
 def is_library_file(file: str | Path) -> bool:
-    """Return True if a file belongs to Python, an installed package or ajet."""
+    """Return True if a file belongs to Python, to an installed package or to ajet, and so is not the user's."""
     path = Path(file)
-    # The folder may belong to another user or Python.
-    installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-    return installed or any(path.is_relative_to(root) for root in _library_roots())
+    # By name, because the folder may belong to another user or Python.
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    return is_installed or any(path.is_relative_to(root) for root in _library_roots())
 
 
 @lru_cache(maxsize=1)
 def _library_roots() -> tuple[Path, ...]:
+    """Return the folders of the standard library, of installed packages and of ajet's own packages."""
     folders = (sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
     return (*map(Path, folders), *list_package_roots())
 
 
 def _check_name(parsed: CodeReference, file: Path, key: str) -> ast.Module:
-    """Return the parsed file. Raise UnresolvedReferenceError for a syntax error or an unbound name."""
+    """Return the syntax tree of a reference's file.
+
+    Raises:
+        UnresolvedReferenceError: The file has a syntax error, or surely does not define the name.
+    """
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except SyntaxError as error:
@@ -353,37 +406,48 @@ def _check_name(parsed: CodeReference, file: Path, key: str) -> ast.Module:
             where=f"{file}:{error.lineno}:{error.offset}",
             do="correct the syntax there",
         ) from error
-    bound, certain = _list_bound_names(tree)
-    if certain and parsed.name not in bound:
-        raise _make_missing_name_error(parsed, bound, str(file), key)
+    bound_names, is_complete = _list_bound_names(tree)
+    if is_complete and parsed.name not in bound_names:
+        raise _make_missing_name_error(parsed, bound_names, str(file), key)
     return tree
 
 
 def _list_bound_names(tree: ast.Module) -> tuple[dict[str, bool], bool]:
-    """Return top-level names (True: a class or function written there), and True if the list is complete."""
-    bound: dict[str, bool] = {}
-    certain = True
+    """Return the top-level names of a file, and whether these are surely all.
+
+    Returns:
+        By name, True for a class or public function that the file defines. False as second value if the file may have
+            more names, as by a star import.
+    """
+    bound_names: dict[str, bool] = {}
+    is_complete = True
     pending: list[ast.AST] = list(tree.body)
     while pending:
         node = pending.pop()
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            bound[node.name] = isinstance(node, ast.ClassDef) or not node.name.startswith("_")
-            certain &= node.name != "__getattr__"
+            bound_names[node.name] = isinstance(node, ast.ClassDef) or not node.name.startswith("_")
+            is_complete &= node.name != "__getattr__"
             continue
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             for alias in node.names:
-                certain &= alias.name != "*"
-                bound.setdefault((alias.asname or alias.name).partition(".")[0], False)
+                is_complete &= alias.name != "*"
+                bound_names.setdefault((alias.asname or alias.name).partition(".")[0], False)
         elif isinstance(node, ast.Name):
-            certain &= node.id not in ("globals", "exec", "setattr")
+            is_complete &= node.id not in ("globals", "exec", "setattr")
             if isinstance(node.ctx, ast.Store):
-                bound.setdefault(node.id, False)
+                bound_names.setdefault(node.id, False)
         pending.extend(ast.iter_child_nodes(node))
-    return bound, certain
+    return bound_names, is_complete
 
 
 def _make_missing_name_error(parsed: CodeReference, bound: Any, where: str, key: str) -> UnresolvedReferenceError:
-    """Return the error of a reference to a name that its file or program does not define, with similar names."""
+    """Return the error for a reference to a name that its file or program does not define, with similar names.
+
+    Args:
+        bound: The names that are defined, as in `vars(module)` or by `_list_bound_names`.
+        where: The file.
+        key: The configuration key with the reference.
+    """
     if parsed.place == RUNNING:
         return UnresolvedReferenceError(
             f"{key}: {parsed.text} refers to {parsed.name} in the running program, which does not define "
@@ -392,13 +456,13 @@ def _make_missing_name_error(parsed: CodeReference, bound: Any, where: str, key:
             expected=f"a program or notebook that defines {parsed.name}, such as the one that started this run",
             do="run that program, or move {parsed.name} to a separate file and write FILE.py->" + parsed.name,
         )
-    code = sorted(name for name, value in bound.items() if value is True or isinstance(value, type))
+    defined_code = sorted(name for name, value in bound.items() if value is True or isinstance(value, type))
     similar = get_close_matches(parsed.name, [name for name in bound if not name.startswith("__")], 3, cutoff=0.5)
     return UnresolvedReferenceError(
         f"{key}: {parsed.text} refers to {parsed.name}, which the file does not define.",
         where=where,
-        expected=f"one of {', '.join(similar or code[:8])}"
-        if similar or code
+        expected=f"one of {', '.join(similar or defined_code[:8])}"
+        if similar or defined_code
         else "a class or function at the file's top level",
         do=f"write {parsed.text.rstrip().removesuffix(parsed.name)}{similar[0]}"
         if similar
@@ -407,6 +471,13 @@ def _make_missing_name_error(parsed: CodeReference, bound: Any, where: str, key:
 
 
 def _make_not_found_error(parsed: CodeReference, looked: list[str], base: Path, key: str) -> UnresolvedReferenceError:
+    """Return the error for a reference to a missing file or module.
+
+    Args:
+        looked: The places searched.
+        base: The YAML's folder.
+        key: The configuration key with the reference.
+    """
     looked_from = "the working directory" if base == Path.cwd() else "the YAML's folder"
     similar = _suggest_file(looked)
     return UnresolvedReferenceError(
@@ -418,6 +489,7 @@ def _make_not_found_error(parsed: CodeReference, looked: list[str], base: Path, 
 
 
 def _suggest_file(looked: list[str]) -> str:
+    """Return the name of a file that resembles the one looked for first, from the same folder, or ""."""
     file_name = Path(looked[0]).name
     folder = Path(looked[0]).parent
     names = [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
@@ -454,7 +526,7 @@ FOREIGN_MODULES: Mapping[str, str] = {
 
 
 def describe_replacement(name: str) -> str:
-    """Return the replacement for a module of AgentJet, or "" for any other name."""
+    """Return what to use instead of a module of AgentJet that ajet does not have, or "" for any other module."""
     parts = name.split(".")
-    above = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-    return next((FOREIGN_MODULES[each] for each in above if each in FOREIGN_MODULES), "")
+    prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next((FOREIGN_MODULES[prefix] for prefix in prefixes if prefix in FOREIGN_MODULES), "")

@@ -28,29 +28,37 @@ class RequiredService:
 
 
 def find_model_problem(base_url: str, model: str, key: str | None, seconds: float, *, named: str) -> str:
-    """Return the problem with an OpenAI-compatible server, or "" for a working server.
+    """Return why an OpenAI-compatible server cannot be used, or "" if it can.
 
-    A model missing from the server's list causes only a warning with the server's name, because some servers accept
-    unlisted names.
+    A model that the server does not list is only a warning, because some servers accept unlisted names.
+
+    Args:
+        base_url: Address of the server, ending in /v1.
+        model: Name of the model.
+        key: API key. None: no key is sent.
+        seconds: Timeout.
+        named: The server's name, for the warning.
     """
     import httpx
     from loguru import logger
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx.get(f"{base_url}/models", headers=headers, timeout=seconds)
+        response = httpx.get(f"{base_url}/models", headers=headers, timeout=seconds)
     except (httpx.ReadTimeout, httpx.WriteTimeout):
         return f"the server hangs: it accepted the request and sent nothing for {seconds:g} s"
-    except (httpx.HTTPError, httpx.InvalidURL) as problem:
-        return f"{type(problem).__name__}: {problem}"
-    if answer.status_code in (401, 403):
-        return f"the server refuses the API key (status {answer.status_code})"
-    if answer.status_code >= 500 or 300 <= answer.status_code < 400:
-        return f"it answers {answer.status_code}"
-    if answer.status_code == 200 and answer.headers.get("content-type", "").startswith("text/html"):
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return f"{type(error).__name__}: {error}"
+    if response.status_code in (401, 403):
+        return f"the server refuses the API key (status {response.status_code})"
+    if response.status_code >= 500 or 300 <= response.status_code < 400:
+        return f"it answers {response.status_code}"
+    if response.status_code == 200 and response.headers.get("content-type", "").startswith("text/html"):
         return "the server answers with an HTML page: the address may be a login page or belong to another program"
     try:
-        served = [str(each["id"]) for each in load_json(answer.content)["data"]] if answer.status_code == 200 else []
+        served = (
+            [str(entry["id"]) for entry in load_json(response.content)["data"]] if response.status_code == 200 else []
+        )
     except (ValueError, KeyError, TypeError):
         return ""
     if served and model not in served:

@@ -26,14 +26,14 @@ _VERLS = ("file://external/verl/verl/trainer/config", "ppo_trainer")
 
 
 def list_backbone_roots(chosen: Descriptor) -> tuple[str, ...]:
-    """Return the root names of the chosen backbone and of all backbones that ship with ajet."""
+    """Return the top-level names that belong to backbones: to the chosen one and to all that ship with ajet."""
     backbones = [*list_shipped_backbones().values(), chosen]
     return tuple(dict.fromkeys(root for backbone in backbones for root in backbone.roots))
 
 
 @dataclass(frozen=True)
 class YamlParts:
-    """A YAML split into parts, values as written, interpolations unresolved."""
+    """A user's YAML split by owner, with values as written and interpolations unresolved."""
 
     ajet: dict[str, Any]
     sections: dict[str, Any]
@@ -41,10 +41,10 @@ class YamlParts:
 
 
 def split_document(document: Document, roots: Collection[str]) -> YamlParts:
-    """Split the root names.
+    """Split a YAML by its top-level names: keys of `ajet`, sections of backbones, and the user's own sections.
 
     Args:
-        roots: The backbones' root names.
+        roots: Top-level names of backbones.
 
     Raises:
         ConfigError: An unknown `hydra:` or `defaults:` entry, or an `ajet:` that is no mapping.
@@ -71,27 +71,30 @@ def split_document(document: Document, roots: Collection[str]) -> YamlParts:
 
 
 def _rename_moved_keys(ajet: dict[str, Any], document: Document) -> dict[str, Any]:
-    """Return the keys below `ajet`, with names of other versions replaced. Existing keys win."""
-    result = deepcopy(ajet)
-    for other, new_path in expand_moves(result):
-        *parents, name = other
-        holder = _find_mapping(result, parents, create=False)
-        if holder is None or name not in holder:
+    """Return a copy of the keys below `ajet`, with AgentJet's names of keys replaced by ajet's.
+
+    A key that the YAML also sets under its own name wins.
+    """
+    renamed = deepcopy(ajet)
+    for old_name_path, new_path in expand_moves(renamed):
+        *parents, name = old_name_path
+        old_section = _find_mapping(renamed, parents, create=False)
+        if old_section is None or name not in old_section:
             continue
-        value = holder.pop(name)
+        value = old_section.pop(name)
         *sections, last = new_path
-        home = _find_mapping(result, sections, create=True)
-        if home is not None and last not in home:
-            home[last] = value
+        new_section = _find_mapping(renamed, sections, create=True)
+        if new_section is not None and last not in new_section:
+            new_section[last] = value
             old_path = ("ajet", *parents, name)
             for path, position in [*document.places.items()]:
                 if path[: len(old_path)] == old_path:
                     document.places[("ajet", *sections, last, *path[len(old_path) :])] = position
-    return result
+    return renamed
 
 
 def _find_mapping(tree: dict[str, Any], path: list[str], *, create: bool) -> dict[str, Any] | None:
-    """Return the mapping at `path`, or None if missing or of another type."""
+    """Return the mapping at `path`, or None if it is missing or no mapping. With `create`, missing ones are added."""
     node: Any = tree
     for name in path:
         if create and node.get(name) is None:
@@ -115,38 +118,53 @@ def _check_hydra(block: Any, document: Document) -> None:
             expected = "searchpath only; ajet ignores other settings of Hydra"
             raise _make_unknown_entry_error(f"hydra.{name}", [value], ("hydra", name), document, expected)
         entries = value if isinstance(value, list) else [value]
-        odd = {index: entry for index, entry in enumerate(entries) if entry is not None and not _is_ours(entry)}
-        if odd:
-            *names, last = (f"/{name}" for name in list_shipped_backbones())
-            expected = f"file://ajet/default_config, optionally with {', '.join(names)} or {last}"
+        unknown_entries = {
+            index: entry for index, entry in enumerate(entries) if entry is not None and not _is_ours(entry)
+        }
+        if unknown_entries:
+            *other_names, last_name = (f"/{name}" for name in list_shipped_backbones())
+            expected = f"file://ajet/default_config, optionally with {', '.join(other_names)} or {last_name}"
             raise _make_unknown_entry_error(
-                "hydra.searchpath", [*odd.values()], ("hydra", name, min(odd)), document, expected
+                "hydra.searchpath",
+                [*unknown_entries.values()],
+                ("hydra", name, min(unknown_entries)),
+                document,
+                expected,
             )
 
 
 def _is_ours(entry: Any) -> bool:
+    """Return True if an entry of Hydra's search path is a folder of defaults that ajet supplies anyway."""
     match = _SEARCHPATH.fullmatch(entry) if isinstance(entry, str) else None
     return entry in _VERLS or (match is not None and (match["of"] is None or match["of"] in list_shipped_backbones()))
 
 
 def _check_defaults(block: Any, document: Document) -> None:
+    """Raise ConfigError if the YAML's `defaults` list names other defaults than those that ajet supplies anyway."""
     allowed = ("ajet_default", *(f"{name}_default" for name in list_shipped_backbones()), "_self_")
     entries = block if isinstance(block, list) else [] if block is None else [block]
-    odd = {index: entry for index, entry in enumerate(entries) if entry not in (*allowed, *_VERLS)}
-    if odd:
+    unknown_entries = {index: entry for index, entry in enumerate(entries) if entry not in (*allowed, *_VERLS)}
+    if unknown_entries:
         raise _make_unknown_entry_error(
-            "defaults", [*odd.values()], ("defaults", min(odd)), document, ", ".join(allowed)
+            "defaults", [*unknown_entries.values()], ("defaults", min(unknown_entries)), document, ", ".join(allowed)
         )
 
 
 def _make_unknown_entry_error(
     name: str, values: list[Any], path: KeyPath, document: Document, expected: str
 ) -> ConfigError:
-    """Return the error for unknown entries. `path`: of the first entry."""
-    several = len(values) > 1
+    """Return the error for entries of `hydra:` or `defaults:` that ajet does not support.
+
+    Args:
+        name: The key with the entries.
+        values: The entries.
+        path: Path of the first one.
+        expected: What ajet supports there.
+    """
+    is_plural = len(values) > 1
     return ConfigError(
         f"`{name}` contains {' and '.join(map(repr, values))}, which ajet does not support there.",
         where=document.locate(path, value=True),
         expected=expected,
-        do=f"delete {'them' if several else 'it'}; ajet uses the installed defaults in any case",
+        do=f"delete {'them' if is_plural else 'it'}; ajet uses the installed defaults in any case",
     )

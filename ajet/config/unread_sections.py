@@ -44,10 +44,10 @@ class UnreadKey(NamedTuple):
 
 
 def find_unread_keys(users: Sequence[Layer]) -> Iterator[UnreadKey]:
-    """Yield keys that a backbone ignores, because their section has to stand below the backbone's name.
+    """Yield the user's keys that a backbone ignores, because their section must stand below the backbone's name.
 
-    A top-level section such as `data` may also be the workflow's own. It counts as the backbone's if one of its keys
-    is the backbone's, or if the YAML has other sections of the backbone.
+    A top-level section such as `data` may also be the workflow's own. It counts as the backbone's if one of its keys is
+    the backbone's, or if the YAML has other sections of the backbone.
     """
     for owner in list_shipped_backbones().values():
         has_others = any(layer.get_value((root,)) is not ABSENT for layer in users for root in owner.roots)
@@ -57,21 +57,24 @@ def find_unread_keys(users: Sequence[Layer]) -> Iterator[UnreadKey]:
             keys = {path: (layer, value) for layer in users for path, value in _list_keys(layer, root)}
             values = {path: value for path, (_, value) in keys.items()}
             unread = [UnreadKey(path, layer, *_advise_on_key(path, values, owner)) for path, (layer, _) in keys.items()]
-            if has_others or any(each.advice for each in unread):
-                rest = f"not read; ajet reads {owner.name}'s own keys only below `{owner.name}:`"
-                yield from (each if each.advice else each._replace(advice=rest) for each in unread)
+            if has_others or any(unread_key.advice for unread_key in unread):
+                general_advice = f"not read; ajet reads {owner.name}'s own keys only below `{owner.name}:`"
+                yield from (
+                    unread_key if unread_key.advice else unread_key._replace(advice=general_advice)
+                    for unread_key in unread
+                )
 
 
 def suggest_first_lines(layers: Layers, missing: Sequence[str]) -> str:
-    """Return the lines of `ajet:` to complete a YAML of a backbone's sections, with their values.
+    """Return the lines below `ajet:` that a YAML of another trainer lacks, with values from its sections.
 
-    Returns "" for any other YAML.
+    Returns "" if the YAML has no section of a backbone.
 
     Args:
-        missing: Keys still needed by a run.
+        missing: Keys that a run still needs.
     """
     document = [layer for layer in layers.stack if layer.document is not None][-1]
-    users = layers.stack[layers.stack.index(document) :]
+    user_layers = layers.stack[layers.stack.index(document) :]
     for owner in list_shipped_backbones().values():
         roots = [root for root in dict.fromkeys((*owner.roots, *owner.sections)) if root in document.tree]
         keys = {path: value for root in roots for path, value in _list_keys(document, root)}
@@ -81,7 +84,7 @@ def suggest_first_lines(layers: Layers, missing: Sequence[str]) -> str:
         tree: dict[str, Any] = {}
         for key, value in _copy_values(values_by_path, owner, missing, document).items():
             *sections, name = key.split(".")
-            if any(layer.get_value((*sections, name)) is not ABSENT for layer in users):
+            if any(layer.get_value((*sections, name)) is not ABSENT for layer in user_layers):
                 continue
             node = tree
             for section in sections:
@@ -97,14 +100,15 @@ def suggest_first_lines(layers: Layers, missing: Sequence[str]) -> str:
 
 
 def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, missing: Sequence[str], layer: Layer) -> dict[str, Any]:
-    """Return values for ajet's keys, taken from a backbone's keys in the user's YAML.
+    """Return values for ajet's keys, taken from the keys of a backbone in the user's YAML.
 
-    Missing values get placeholders.
+    A missing value gets a placeholder.
 
     Args:
-        own: the backbone's keys with their values.
-        owner: the backbone.
-        missing: ajet's keys that a run still needs.
+        own: Values of the backbone's keys, by path.
+        owner: The backbone.
+        missing: Keys of ajet that a run still needs.
+        layer: The YAML.
     """
     values: dict[str, Any] = {"ajet.backbone": owner.name}
     for path, value in own.items():
@@ -120,39 +124,39 @@ def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, missing: Sequenc
         if (turns := own.get((*_TURNS, "max_assistant_turns"))) is not None:
             values["ajet.rollout.mcp_agent.max_steps"] = turns
     values |= {key: to_fill_in[key] for key in missing if key in to_fill_in and key not in values}
-    if judge := next((judge_of_prefix for prefix in _REWARDS if (judge_of_prefix := _find_judge(own, prefix))), ""):
+    if judge := next((reference for prefix in _REWARDS if (reference := _find_judge(own, prefix))), ""):
         values[JUDGE] = judge
     return values
 
 
 def _find_servers(tools: str, layer: Layer) -> str:
-    """Return the file of MCP servers in verl's tools file, or a placeholder."""
+    """Return the file of MCP servers that verl's file of tools names, or a placeholder."""
     base = layer.document.path.parent if layer.document is not None else Path()
     servers_files = list_servers_files(base / tools)
     return servers_files[0] if servers_files else "<YOUR_MCP_SERVERS>"
 
 
 def list_servers_files(tools: Path) -> list[str]:
-    """Return the files of MCP servers in a tools file of verl's format, or [] for any other file."""
+    """Return the files of MCP servers that verl's file of tools names, or [] for any other file."""
     try:
         parsed = yaml.safe_load(tools.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return []
     tool_entries = parsed.get("tools") if isinstance(parsed, dict) else None
-    parts = [
+    mcp_entries = [
         entry["mcp"] for entry in tool_entries or () if isinstance(entry, dict) and isinstance(entry.get("mcp"), dict)
     ]
-    return list(dict.fromkeys(part[_SERVERS] for part in parts if isinstance(part.get(_SERVERS), str)))
+    return list(dict.fromkeys(entry[_SERVERS] for entry in mcp_entries if isinstance(entry.get(_SERVERS), str)))
 
 
 def _find_data_folder(files: Any) -> str:
-    """Return the folder of verl's first `train_files` or `val_files`, or ""."""
+    """Return the folder of the first file in verl's `train_files` or `val_files`, or ""."""
     first = files[0] if isinstance(files, list) and files else files
     return str(PurePosixPath(first).parent) if isinstance(first, str) else ""
 
 
 def _find_judge(own: Mapping[KeyPath, Any], prefix: KeyPath) -> str:
-    """Return the reference to verl's reward function at `prefix`, or ""."""
+    """Return the reference to the reward function that verl's keys below `prefix` name, or ""."""
     path, name = own.get((*prefix, "path")), own.get((*prefix, "name"), "compute_score")
     if not isinstance(path, str):
         return ""
@@ -160,7 +164,7 @@ def _find_judge(own: Mapping[KeyPath, Any], prefix: KeyPath) -> str:
 
 
 def _list_keys(layer: Layer, root: str) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield each key below a root except mappings, with its value. A list is a single value."""
+    """Yield (path, value) of each key of a layer below the top-level name `root`. A list counts as one value."""
     for path, _ in list_leaves({root: layer.tree.get(root)}):
         key_path = path[: next((index for index, part in enumerate(path) if isinstance(part, int)), len(path))]
         if (value := layer.get_value(key_path)) not in (ABSENT, None):
@@ -168,10 +172,12 @@ def _list_keys(layer: Layer, root: str) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def _advise_on_key(path: KeyPath, own: Mapping[KeyPath, Any], owner: Descriptor) -> tuple[str, Any, str]:
-    """Return ajet's key for a backbone's key, with value and advice. An unknown key gives "", None, "".
+    """Return ajet's key for a key of a backbone, ajet's value for it, and advice; "", None and "" without any.
 
     Args:
-        own: Values of all of the backbone's keys.
+        path: The backbone's key.
+        own: Values of all keys of the backbone.
+        owner: The backbone.
     """
     dotted, value = ".".join(map(str, path)), own[path]
     if (counterpart := find_counterpart(path, owner.filled)) is not None:
@@ -183,5 +189,5 @@ def _advise_on_key(path: KeyPath, own: Mapping[KeyPath, Any], owner: Descriptor)
         return _DATA_SET, folder, f"not read; set {_DATA_SET}: {folder}"
     if (like := owner.advice.like.get(dotted)) is not None:
         return f"ajet.{like}", value, f"not read; set ajet.{like}"
-    advised = owner.advice.instead.get(dotted)
-    return "", None, f"not read; in ajet: {advised}" if advised is not None else ""
+    advice = owner.advice.instead.get(dotted)
+    return "", None, f"not read; in ajet: {advice}" if advice is not None else ""

@@ -30,7 +30,15 @@ _NONE = "YAML has no None: write [] for an empty list, null for no value"
 
 
 def validate_tree(tree: Mapping[str, Any], layers: Layers) -> AjetConfig:
-    """Return the typed config of a resolved tree (`{"ajet": …, …}`). Raises ConfigError."""
+    """Return the typed settings of a resolved configuration.
+
+    Args:
+        tree: The configuration by top-level name, with the key `ajet`.
+        layers: The sources, to name the place of each error.
+
+    Raises:
+        ConfigError: Values are invalid, keys unknown, or placeholders of a template left. All are reported together.
+    """
     problems = [
         _make_placeholder_error(path, value, layers)
         for path, value in list_leaves(dict(tree))
@@ -44,18 +52,20 @@ def validate_tree(tree: Mapping[str, Any], layers: Layers) -> AjetConfig:
         config = config_model().model_validate(remove_accepted(tree["ajet"]))
     except ValidationError as error:
         reported = {problem.where for problem in problems}
-        explained = _explain_errors(error, layers)
-        problems += [problem for problem in explained if problem.where not in reported]
+        validation_errors = _explain_errors(error, layers)
+        problems += [problem for problem in validation_errors if problem.where not in reported]
     if problems:
         raise join_errors(problems)
     return config
 
 
 def _is_placeholder(value: Any) -> bool:
+    """Return True if a value is a template's placeholder, such as `<YOUR_MODEL>`, or OmegaConf's `???`."""
     return isinstance(value, str) and (value == "???" or PLACEHOLDER.search(value) is not None)
 
 
 def _make_placeholder_error(path: KeyPath, value: str, layers: Layers) -> ConfigError:
+    """Return the error for a key that still has a template's placeholder."""
     field = find_key(path[1:]) if path[0] == "ajet" else None
     return ConfigError(
         f"{_join_path(path)} still has the template's value {value}.",
@@ -66,10 +76,12 @@ def _make_placeholder_error(path: KeyPath, value: str, layers: Layers) -> Config
 
 
 def _make_changed_key_error(path: Sequence[Any], value: Any, sentence: str, layers: Layers) -> ConfigError:
+    """Return the error for a key whose value ajet refuses, with the reason as `sentence`."""
     return ConfigError(sentence, where=f"{layers.locate(tuple(path), value=True)} ({_join_path(path)}: {value})")
 
 
 def _explain_errors(error: ValidationError, layers: Layers) -> list[ConfigError]:
+    """Convert pydantic's errors to ConfigErrors, one for each key."""
     by_path: dict[KeyPath, ConfigError] = {}
     for item in error.errors(include_url=False):
         path = tuple(item["loc"])
@@ -86,7 +98,12 @@ def _explain_errors(error: ValidationError, layers: Layers) -> list[ConfigError]
 
 
 def _explain_error(path: KeyPath, item: Any, layers: Layers) -> ConfigError:
-    """Convert an error of pydantic to a ConfigError with the key's line, expected values and nearest match."""
+    """Convert one error of pydantic to a ConfigError with the key's line, expected values and nearest match.
+
+    Args:
+        path: The key, below `ajet`.
+        item: The error, as a dict of pydantic.
+    """
     field = find_key(path)
     value = _get_shown_value(item, path)
     expected = describe_expected(field) if isinstance(field, FieldInfo) else describe_keys(field)
@@ -94,8 +111,8 @@ def _explain_error(path: KeyPath, item: Any, layers: Layers) -> ConfigError:
         message = str(item["ctx"]["error"])
         expected = message if message.startswith("one of") else expected
     for name, bound in item.get("ctx", {}).items():  # a bound may belong to a list or union member only
-        if (words := _BOUNDS.get(name)) and words not in expected:
-            expected += f", {words} {bound:g}"
+        if (phrase := _BOUNDS.get(name)) and phrase not in expected:
+            expected += f", {phrase} {bound:g}"
     similar = get_close_matches(str(value), [str(arg) for arg in _list_literals(field)], 1)
     return ConfigError(
         f"ajet.{'.'.join(map(str, path))} is {value!r}.",
@@ -106,7 +123,7 @@ def _explain_error(path: KeyPath, item: Any, layers: Layers) -> ConfigError:
 
 
 def _get_shown_value(item: Any, path: KeyPath) -> Any:
-    """Return the refused value, with secrets hidden."""
+    """Return the refused value of a pydantic error for the message, or "(hidden)" for a secret's key."""
     field = find_key(path)
     extra = field.json_schema_extra if isinstance(field, FieldInfo) else None
     if isinstance(extra, dict) and extra.get("kind") == "secret":
@@ -115,14 +132,16 @@ def _get_shown_value(item: Any, path: KeyPath) -> Any:
 
 
 def describe_expected(field: FieldInfo) -> str:
-    """Return a key's type and bounds in words."""
-    words = [describe_type(field.annotation)]
+    """Return the type and bounds of a key in words, such as "a number, at least 0"."""
+    parts = [describe_type(field.annotation)]
     for bound in field.metadata:
-        words += [f"{text} {getattr(bound, name)}" for name, text in _BOUNDS.items() if hasattr(bound, name)]
-    return ", ".join(words)
+        parts += [f"{text} {getattr(bound, name)}" for name, text in _BOUNDS.items() if hasattr(bound, name)]
+    return ", ".join(parts)
 
 
 def _list_literals(field: Any) -> list[Any]:
+    """Return the values that the `Literal` types in a field's annotation allow, or []."""
+
     def inside(annotation: Any) -> list[Any]:
         args = get_args(annotation)
         if str(annotation).startswith("typing.Literal"):
@@ -133,19 +152,20 @@ def _list_literals(field: Any) -> list[Any]:
 
 
 def _join_path(path: Sequence[Any]) -> str:
+    """Return a key's path as dotted text."""
     return ".".join(str(part) for part in path)
 
 
 def join_errors(problems: list[ConfigError]) -> ConfigError:
-    """Return a joined error for all problems. A single error stays unchanged."""
+    """Return one error that lists all problems. A single problem is returned unchanged."""
     if len(problems) == 1:
         return problems[0]
     rows = []
     for problem in problems[:_SHOWN]:
-        more = "; ".join(
+        advice = "; ".join(
             text for text in (f"expected {problem.expected}" if problem.expected else "", problem.do) if text
         )
-        rows.append(f"{problem.where}\n    {problem.what}{' ' + more[:1].upper() + more[1:] if more else ''}")
+        rows.append(f"{problem.where}\n    {problem.what}{' ' + advice[:1].upper() + advice[1:] if advice else ''}")
     if len(problems) > _SHOWN:
         rows.append(f"and {len(problems) - _SHOWN} more")
     return ConfigError(f"{len(problems)} settings cannot be used:\n  " + "\n  ".join(rows), do="correct these places")

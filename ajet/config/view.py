@@ -12,7 +12,7 @@ from typing import Any
 
 
 class View(Mapping[str, Any]):
-    """A mapping with attribute access to its keys."""
+    """The configuration as user code sees it: a read-only mapping whose keys are also attributes."""
 
     __slots__ = ("_tree",)
 
@@ -23,7 +23,8 @@ class View(Mapping[str, Any]):
         return _wrap_value(self._tree[name])
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_tree":
+        """Return the value of a key. Raise AttributeError with a similar or all keys for an unknown one."""
+        if name.startswith("__") or name == "_tree":  # copy and pickle ask for these before the object is complete
             raise AttributeError(name)
         try:
             return self[name]
@@ -49,14 +50,16 @@ class View(Mapping[str, Any]):
         return f"View({self._tree!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Return how pickle rebuilds the view, since `__setattr__` is refused."""
         return View, (self._tree,)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a copy as plain dicts and lists."""
+        """Return a copy as plain dicts and lists, which may be changed."""
         return {name: _copy_plain(value) for name, value in self._tree.items()}
 
 
 def _wrap_value(value: Any) -> Any:
+    """Return the value with mappings as views, also within lists."""
     if isinstance(value, Mapping):
         return value if isinstance(value, View) else View(value)
     if isinstance(value, (list, tuple)):
@@ -65,6 +68,7 @@ def _wrap_value(value: Any) -> Any:
 
 
 def _copy_plain(value: Any) -> Any:
+    """Return a copy of the value with mappings and sequences as plain dicts and lists."""
     if isinstance(value, Mapping):
         return {name: _copy_plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -21,7 +21,9 @@ from ajet.schema.secrets import replace_secret_shapes
 
 
 def explain_key(experiment: Experiment, key: str) -> Iterator[str]:
-    """Yield lines with the value in each layer and the winning layer, for a key or a section's set keys.
+    """Yield lines of text with the value of a key in each layer, and the layer that wins.
+
+    For a section, each of its set keys gets one line.
 
     Raises:
         ConfigError: The key does not exist.
@@ -42,13 +44,13 @@ def explain_key(experiment: Experiment, key: str) -> Iterator[str]:
 
 
 def list_origins(experiment: Experiment) -> dict[str, str]:
-    """Return key -> place of each value that is not ajet's default: file name and line, a flag or an override."""
+    """Return where each value that is not ajet's default was set: file name and line, flag or override, by key."""
     tree = experiment.config.to_dict()
-    first = experiment.layers.stack[0]
+    default_layer = experiment.layers.stack[0]
     origins = {}
     for leaf, _ in _walk_leaves(tree, ()):
         layer = experiment.layers.find_winner(leaf)
-        if layer is not None and layer is not first:
+        if layer is not None and layer is not default_layer:
             location = layer.locate(leaf)
             origins[_join_path(leaf)] = (
                 location.removeprefix(f"{layer.document.path.parent}/") if layer.document else location
@@ -57,19 +59,25 @@ def list_origins(experiment: Experiment) -> dict[str, str]:
 
 
 def _parse_key(experiment: Experiment, key: str) -> KeyPath:
-    written: KeyPath = tuple(int(part) if part.isdigit() else part for part in key.split("."))
-    path = ("ajet", *map_moved_key(written[1:])) if written[0] == "ajet" else map_moved_key(written)
+    """Return the path of a key as the user wrote it: with or without `ajet.`, or under a name that ajet has changed.
+
+    Raises:
+        ConfigError: The key does not exist.
+    """
+    written_path: KeyPath = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+    path = ("ajet", *map_moved_key(written_path[1:])) if written_path[0] == "ajet" else map_moved_key(written_path)
     tree = experiment.config.to_dict()
     top_sections = {*experiment.sections, *experiment.backbone_overrides}
-    inside = path[1:] if path[0] == "ajet" else path
-    if not inside or find_key(inside) is not None:
-        path = ("ajet", *inside)
+    path_below_ajet = path[1:] if path[0] == "ajet" else path
+    if not path_below_ajet or find_key(path_below_ajet) is not None:
+        path = ("ajet", *path_below_ajet)
     if _get_node(tree, path) is ABSENT:
-        raise make_unknown_key_error(inside, where=f"ajet config why {key}", also=top_sections)
+        raise make_unknown_key_error(path_below_ajet, where=f"ajet config why {key}", also=top_sections)
     return path
 
 
 def _explain_one_key(experiment: Experiment, path: KeyPath, value: Any) -> Iterator[str]:
+    """Yield lines on one key: its value, meaning, effect, and value in each layer with an arrow at the winner."""
     yield f"{_join_path(path)} = {_format_value(path, value)}"
     if path[0] == "ajet":
         field = find_key(path[1:])
@@ -89,6 +97,7 @@ def _explain_one_key(experiment: Experiment, path: KeyPath, value: Any) -> Itera
 
 
 def _explain_no_effect(experiment: Experiment, inside: KeyPath) -> Iterator[str]:
+    """Yield a line with the reason if the key at the path `inside` below `ajet` has no effect in this run."""
     config = experiment.ajet
     for path, _, notes in walk_keys(config_model()):
         if path == inside and (idle := find_idle_reason(notes, config, experiment.backbone)) is not None:
@@ -96,6 +105,7 @@ def _explain_no_effect(experiment: Experiment, inside: KeyPath) -> Iterator[str]
 
 
 def _walk_leaves(tree: dict[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield (path, value) of each value in nested mappings; an empty mapping counts as a value."""
     for name, value in tree.items():
         if isinstance(value, dict) and value:
             yield from _walk_leaves(value, (*path, name))
@@ -104,6 +114,7 @@ def _walk_leaves(tree: dict[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath,
 
 
 def _get_node(tree: Any, path: KeyPath) -> Any:
+    """Return the value at a path of nested mappings and lists, or ABSENT."""
     for part in path:
         try:
             tree = tree[part]
@@ -117,6 +128,7 @@ def _join_path(path: KeyPath) -> str:
 
 
 def _format_value(path: KeyPath, value: Any) -> str:
+    """Return a value as YAML on one line, with secrets hidden."""
     from ajet.config.document import dump_yaml
 
     if is_secret_path(path) and is_literal_secret(value) and "${" not in str(value):

@@ -63,7 +63,7 @@ ACCEPTED: Mapping[str, str] = {
 
 
 class FixedKey(NamedTuple):
-    """A key accepted at a single value."""
+    """A key of older YAMLs that ajet accepts at a single value, which describes what ajet always does."""
 
     value: Any
     refusal: str
@@ -122,11 +122,17 @@ OLDER_READERS: Mapping[Any, str] = {"dataset_file": "jsonl_dataset_file"}
 
 
 def expand_moves(tree: Any) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield MOVED as paths, with each `*` replaced by the names in `tree`, which may change meanwhile."""
+    """Yield (old path, new path) of each renamed key, with a `*` replaced by each name that `tree` has there.
+
+    The caller may change `tree` meanwhile.
+
+    Args:
+        tree: The YAML's keys below `ajet`.
+    """
     for old_key, new_key in MOVED.items():
-        before, star, _ = old_key.partition(".*.")
+        section_key, star, _ = old_key.partition(".*.")
         node = tree
-        for part in before.split(".") if star else ():
+        for part in section_key.split(".") if star else ():
             node = node.get(part) if isinstance(node, dict) else None
         for name in (list(node) if isinstance(node, dict) else ()) if star else ("",):
             old_path, new_path = (text.replace("*", str(name)).split(".") for text in (old_key, new_key))
@@ -134,36 +140,38 @@ def expand_moves(tree: Any) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def map_moved_key(path: Sequence[Any]) -> tuple[Any, ...]:
-    """Return ajet's name of the key at `path` below `ajet`. Current names are returned unchanged."""
-    for n in range(len(path), 0, -1):
-        if (new_key := MOVED.get(".".join(map(str, path[:n])))) is not None:
-            return map_moved_key((*new_key.split("."), *path[n:]))
-        within = (*path[: n - 2], "*", *path[n - 1 : n])
-        if n > 2 and (new_key := MOVED.get(".".join(map(str, within)))) is not None:
-            return (*path[: n - 1], new_key.rpartition(".")[2], *path[n:])
+    """Return the path of a key below `ajet` under its present name. A key that was not renamed is unchanged."""
+    for length in range(len(path), 0, -1):
+        if (new_key := MOVED.get(".".join(map(str, path[:length])))) is not None:
+            return map_moved_key((*new_key.split("."), *path[length:]))
+        wildcard_path = (*path[: length - 2], "*", *path[length - 1 : length])
+        if length > 2 and (new_key := MOVED.get(".".join(map(str, wildcard_path)))) is not None:
+            return (*path[: length - 1], new_key.rpartition(".")[2], *path[length:])
     return tuple(path)
 
 
 def find_changed_keys(tree: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-    """Yield (path below `ajet`, value, sentence) of each FIXED key with another value."""
+    """Yield (path below `ajet`, value, sentence) of each key that has another value than the only one ajet accepts."""
     for name, fixed in FIXED.items():
-        path, node = tuple(name.split(".")), tree
+        path, value = tuple(name.split(".")), tree
         for part in path:
-            node = node.get(part, fixed.value) if isinstance(node, dict) else fixed.value
-        if node != fixed.value:
-            yield path, node, fixed.refusal
+            value = value.get(part, fixed.value) if isinstance(value, dict) else fixed.value
+        if value != fixed.value:
+            yield path, value, fixed.refusal
 
 
 def explain_accepted_key(path: Sequence[Any]) -> str | None:
-    """Return why the key at `path` below `ajet` has no effect, or None for a key outside of the tables."""
+    """Return why a key of older YAMLs below `ajet` has no effect, or None if it is no such key."""
     names = [str(part) for part in path]
     if ".".join(names) in FIXED:
         return "ajet always behaves as with this value"
-    return next((ACCEPTED[name] for n in range(1, len(names) + 1) if (name := ".".join(names[:n])) in ACCEPTED), None)
+    return next(
+        (ACCEPTED[name] for length in range(1, len(names) + 1) if (name := ".".join(names[:length])) in ACCEPTED), None
+    )
 
 
 def remove_accepted(tree: Any) -> Any:
-    """Return a copy of the tree below `ajet` without accepted and fixed keys."""
+    """Return a copy of the tree below `ajet` without the keys of older YAMLs that have no effect."""
     remaining = _remove_accepted_below(tree, ())
     for section, name in (
         (remaining, "lora"),
@@ -175,6 +183,7 @@ def remove_accepted(tree: Any) -> Any:
 
 
 def _remove_accepted_below(node: Any, path: tuple[Any, ...]) -> Any:
+    """Return a copy of the node at `path` without the keys of older YAMLs that have no effect."""
     if not isinstance(node, dict):
         return node
     return {

@@ -137,7 +137,7 @@ NOT_HERE = frozenset(
 
 
 def advice(name: str) -> str:
-    """Return advice on an AgentRL setting, or "" for an unknown name."""
+    """Return what replaces a setting of AgentRL in ajet, or "" for a name that AgentRL does not have."""
     if name in HERE:
         return f"in ajet, AgentRL's {name} is {HERE[name]} (docs/agentrl.md)"
     return (

@@ -54,7 +54,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_boolean_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse `num_repeat: true`, because pydantic would read 1."""
+        """Refuse `num_repeat: true`, because pydantic would read it as 1."""
         if isinstance(value, bool) and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
             if not _contains_type(annotation, bool) and annotation is not Any:
@@ -64,7 +64,10 @@ class Section(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _require_known_part(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse any name except known parts and references."""
+        """Refuse a name that is neither a part of the key's kind nor, where allowed, a reference.
+
+        An older name of a task reader is replaced by its present one.
+        """
         notes = read_notes(cls.model_fields[info.field_name]) if info.field_name else {}
         kind: NamedKind | None = notes.get("part") or notes.get("named")
         if kind == "reader" and value in OLDER_READERS:
@@ -135,9 +138,12 @@ def section(
     when: tuple[str, ...] | None = None,
     or_own: bool = False,
 ) -> Any:
-    """Declare a nested mapping with its own keys. `training=False` and `idle` apply to all keys below.
+    """Declare a nested mapping of the configuration with its own keys.
 
     Args:
+        model: The mapping's keys.
+        training: False if no key below matters to a resume.
+        idle: As for `key`, for all keys below.
         when: The key that chooses the section, and the values for which the section is read.
         or_own: True if a reference as value of the choosing key may also read the section.
     """
@@ -150,12 +156,12 @@ def section(
 
 
 def idle_everywhere(why: str) -> dict[str, str | None]:
-    """Return `idle` for a key without effect on any backbone."""
+    """Return the argument `idle` of `key` for a key without effect on any backbone, with the reason `why`."""
     return {EVERYWHERE: why}
 
 
 def list_values(values: Iterable[str], stores: Mapping[str, PluginPart]) -> list[str]:
-    """Return the values of a `when`, with SHARED_STORES replaced by the names of the shared `stores`."""
+    """Return the values of a `when`, where SHARED_STORES stands for the names of all stores that processes share."""
     shared = [name for name, part in stores.items() if part.schemes]
     return [name for value in values for name in (shared if value == SHARED_STORES else [value])]
 
@@ -167,20 +173,20 @@ def read_notes(field: FieldInfo) -> dict[str, Any]:
 
 
 def describe_field(field: FieldInfo) -> str:
-    """Return the description of a key or a section."""
+    """Return the description of a key or section, in which `{names}` is replaced by the known parts of its kind."""
     text, notes = field.description or "", read_notes(field)
-    kind: NamedKind | None = next((notes[each] for each in ("part", "named", "lists") if each in notes), None)
+    kind: NamedKind | None = next((notes[note] for note in ("part", "named", "lists") if note in notes), None)
     return text.replace("{names}", ", ".join(find_parts(kind))) if kind is not None else text
 
 
 def find_section_model(field: FieldInfo) -> type[Section] | None:
-    """Return the model of a nested section, or None for a plain key."""
+    """Return the model of a nested section's keys, or None for a plain key."""
     annotation = field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
 def find_entry_model(field: FieldInfo) -> type[Section] | None:
-    """Return the section model of a named mapping's values, or None for any other key."""
+    """Return the section model of the values in a mapping such as `lora.adapters`, or None for any other key."""
     values = get_args(field.annotation)[1:] if get_origin(field.annotation) is dict else ()
     return next((value for value in values if isinstance(value, type) and issubclass(value, Section)), None)
 
@@ -216,6 +222,12 @@ def walk_keys(model: type[Section]) -> tuple[tuple[tuple[str, ...], FieldInfo, d
 def _walk_section(
     model: type[Section], prefix: tuple[str, ...], inherited: dict[str, Any]
 ) -> Iterator[tuple[tuple[str, ...], FieldInfo, dict]]:
+    """Yield path, field and notes of every plain key below `model`; see `walk_keys`.
+
+    Args:
+        prefix: Path of the section.
+        inherited: Notes that the section passes on to its keys.
+    """
     for name, field in model.model_fields.items():
         path, field_notes = (*prefix, name), read_notes(field)
         notes = {**inherited, **field_notes, "path": path}
@@ -241,6 +253,7 @@ def _walk_section(
 
 
 def _contains_type(annotation: Any, wanted: type) -> bool:
+    """Return True if an annotation is the type, or has it among its arguments, as in `int | None`."""
     return annotation is wanted or any(_contains_type(arg, wanted) for arg in get_args(annotation))
 
 
@@ -248,7 +261,7 @@ _PLAIN = {str: "text", int: "integer", float: "number", bool: "true or false", t
 
 
 def describe_type(annotation: Any) -> str:
-    """Return a type in words: "integer", "one of sync, separate_async", "list of text", "number or null"."""
+    """Return a type annotation in words, such as "integer", "one of sync, async", "list of text", "text or null"."""
     origin, args = get_origin(annotation), get_args(annotation)
     if annotation in _PLAIN:
         return _PLAIN[annotation]

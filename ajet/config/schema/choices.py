@@ -14,14 +14,17 @@ from ajet.config.plugins import describe_broken, find_all_parts, find_parts
 
 def is_reference(text: str) -> bool:
     """Return True if `text` has the form `file.py->Class` or `pkg.module:Class`."""
-    left, arrow, right = text.rpartition("->")
+    place, arrow, name = text.rpartition("->")
     if not arrow:
-        left, arrow, right = text.rpartition(":")
-    return bool(arrow and left and right.strip().isidentifier())
+        place, arrow, name = text.rpartition(":")
+    return bool(arrow and place and name.strip().isidentifier())
 
 
 def require_known(text: str, kind: NamedKind, *, or_own: bool) -> None:
-    """Raise ValueError unless `text` names a part of the kind or, with `or_own`, is a reference."""
+    """Raise ValueError unless `text` names a part of the kind or, with `or_own`, refers to the user's code.
+
+    The message lists the names and a similar one.
+    """
     if text in find_parts(kind) or (or_own and is_reference(text)):
         return
     names = [*find_all_parts(kind)]  # this searches the installed packages

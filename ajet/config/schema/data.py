@@ -33,7 +33,7 @@ class CurriculumConfig(Section):
     )
 
     def count_epoch_tasks(self, tasks: int) -> int:
-        """Return the number of tasks in an epoch. `tasks`: the number of all tasks."""
+        """Return the number of tasks in an epoch, given the number of all training tasks."""
         return max(1, math.ceil(self.share * tasks)) if self.prefer is not None else tasks
 
 

@@ -177,21 +177,24 @@ class AjetConfig(Section):
     )
 
     def count_steps(self, tasks: int) -> int:
-        """Return the training steps over `tasks` tasks: `total_training_steps`, or the steps of `total_epochs`.
+        """Return the number of training steps: `total_training_steps`, or the steps of `total_epochs`.
 
         An epoch may begin within a batch, so only the last step exceeds the last epoch.
+
+        Args:
+            tasks: Number of training tasks in an epoch.
         """
         trainer = self.trainer_common
         return trainer.total_training_steps or math.ceil(trainer.total_epochs * tasks / self.data.train_batch_size)
 
     @property
     def needs_reference_model(self) -> bool:
-        """True if log-probabilities of the initial model are needed."""
+        """True if the run needs log-probabilities of the initial model: for a KL term, or for DPO."""
         trainer = self.trainer_common
         return trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward or self.sft.objective == "dpo"
 
     @property
     def validation_repeats(self) -> int:
-        """Attempts at each validation task: one when greedy, otherwise at least the n of pass@n."""
+        """Number of attempts at each validation task: if replies are sampled, at least the n of pass@n."""
         val = self.rollout.val_kwargs
         return max(self.trainer_common.val_pass_n, val.num_repeat) if val.do_sample else val.num_repeat

@@ -262,8 +262,8 @@ class RolloutConfig(Section):
 
     @property
     def truncates_sampling(self) -> bool:
-        """True if training samples from a part of the distribution only.
+        """True if top_p or top_k restricts training samples to a part of the distribution.
 
-        Then log-probabilities of the sampled and of the whole distribution differ.
+        The log-probabilities of the sampled and of the complete distribution then differ.
         """
         return self.top_p < 1 or self.top_k > 0

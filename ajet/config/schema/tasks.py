@@ -304,17 +304,17 @@ class TaskJudgeConfig(Section):
     )
 
     def list_judges(self) -> list[tuple[tuple[str | int, ...], str]]:
-        """Return the deciding judges and scorers, names or references, each with its path below `ajet`."""
+        """Return (path below `ajet`, name or reference) of each judge and scorer that decides rewards."""
         judges: list[tuple[tuple[str | int, ...], str | None]] = [
             (("task_judge", "judge_protocol"), self.judge_protocol),
             (("task_judge", "scorer"), self.scorer),
-            *((("task_judge", "scorers", index, "name"), each.name) for index, each in enumerate(self.scorers)),
-            *((("task_judge", "stages", index, "scorer"), each.scorer) for index, each in enumerate(self.stages)),
+            *((("task_judge", "scorers", index, "name"), scorer.name) for index, scorer in enumerate(self.scorers)),
+            *((("task_judge", "stages", index, "scorer"), stage.scorer) for index, stage in enumerate(self.stages)),
         ]
         return [(path, name) for path, name in judges if name]
 
     def replace_judges(self, *, judge_protocol: str | None = None, scorer: str | None = None) -> TaskJudgeConfig:
-        """Return a copy of the settings with only this judge or scorer."""
+        """Return a copy of the settings in which only this judge or scorer decides rewards."""
         judge_settings: dict[str, Any] = {
             "judge_protocol": judge_protocol,
             "scorer": scorer,

@@ -65,7 +65,7 @@ class LoraConfig(Section):
 
     @property
     def trains_adapters(self) -> bool:
-        """True if the model's own weights stay unchanged."""
+        """True if adapters are trained, so that the model's own weights stay unchanged."""
         return self.rank > 0 or bool(self.adapters)
 
     @property
@@ -74,7 +74,7 @@ class LoraConfig(Section):
         return sum(self.resolve_adapter(name).rank for name in self.adapters) if self.adapters else self.rank
 
     def resolve_adapter(self, name: str) -> LoraConfig:
-        """Return the settings of an adapter in `adapters`."""
+        """Return the settings of one of several adapters, with keys that it omits taken from `lora`."""
         adapter = self.adapters[name]
         return LoraConfig(
             rank=adapter.rank or self.rank,
@@ -256,21 +256,32 @@ class TrainerConfig(Section):
 
     @property
     def importance_cap(self) -> float | None:
-        """`algorithm.is_cap`, with `auto` resolved for the mode. `ajet serve` resolves `auto` separately."""
+        """`algorithm.is_cap`, with `auto` replaced by the value for the mode: no cap unless tokens can be stale.
+
+        `ajet serve` replaces `auto` itself.
+        """
         cap = self.algorithm.is_cap
         if cap == "auto":
-            in_turns = self.mode == "sync" or self.algorithm.old_policy == "behaviour"
-            return None if in_turns else STALE_CAP
+            needs_no_cap = self.mode == "sync" or self.algorithm.old_policy == "behaviour"
+            return None if needs_no_cap else STALE_CAP
         return cap
 
     def canary_tolerance(self, *, rounded: bool) -> float | None:
-        """Return `canary` with `auto` resolved. `rounded`: the trainer's number type is coarser than float32."""
+        """Return `canary` in nats per token, with `auto` replaced by its value, or None if the check is off.
+
+        Args:
+            rounded: True if the trainer's number type is coarser than float32.
+        """
         if isinstance(self.canary, str):
             return CANARY_ROUNDED if rounded else CANARY_FLOAT32
         return self.canary
 
     def mismatch_alarm(self, *, rounded: bool) -> float | None:
-        """Return `algorithm.mismatch_alarm` in nats per token, with `auto` resolved."""
+        """Return `algorithm.mismatch_alarm` in nats per token, with `auto` replaced by its value, or None if off.
+
+        Args:
+            rounded: True if the trainer's number type is coarser than float32.
+        """
         alarm, tolerance = self.algorithm.mismatch_alarm, self.canary_tolerance(rounded=rounded)
         if isinstance(alarm, str):
             return None if tolerance is None else ALARM_SHARE * tolerance
