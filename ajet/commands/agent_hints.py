@@ -33,22 +33,26 @@ _FIELD = "main_query"
 
 
 def list_hints(experiment: Experiment, episodes: Sequence[Episode], workflow: type[Workflow] | None) -> list[str]:
-    """Return all hints on the episodes of a debug run."""
+    """Return hints on likely mistakes in the user's agent or judge, from the episodes of a debug run.
+
+    Args:
+        workflow: The agent's class, if known.
+    """
     hints = [
         hint_on_printed_task(episodes),
         hint_on_missing_question(episodes, workflow) if workflow is not None else "",
         hint_on_shared_messages(episodes, workflow),
     ]
-    scored = next((episode for episode in episodes if episode.scored), None)
-    if scored is not None:
-        hints += hint_on_comparisons(experiment, scored, workflow)
+    scored_episode = next((episode for episode in episodes if episode.scored), None)
+    if scored_episode is not None:
+        hints += hint_on_comparisons(experiment, scored_episode, workflow)
     return [hint for hint in hints if hint]
 
 
 def hint_on_missing_question(episodes: Sequence[Episode], workflow: type[object]) -> str:
-    """Return a hint if the agent reads `main_query` although the tasks have none.
+    """Return a hint if episodes did not send the task's question, because the agent reads an empty `main_query`.
 
-    The result is "" if each question was sent.
+    "" if each question was sent.
     """
     unasked = [episode for episode in episodes if is_question_missing(episode)]
     if not unasked:
@@ -61,52 +65,59 @@ def hint_on_missing_question(episodes: Sequence[Episode], workflow: type[object]
         else f"the row's columns are in `task.metadata` ({', '.join(task.metadata) or 'none'})"
     )
     location = _find_field_use(workflow)
-    read_at = f" (read at {location})" if location else ""
-    count = f"{len(unasked)} of {counted(len(episodes), 'episode')}"
-    return f"{count} did not send the task's question: `task.{_FIELD}` is empty{read_at}; {cure}"
+    location_text = f" (read at {location})" if location else ""
+    count_text = f"{len(unasked)} of {counted(len(episodes), 'episode')}"
+    return f"{count_text} did not send the task's question: `task.{_FIELD}` is empty{location_text}; {cure}"
 
 
 def hint_on_printed_task(episodes: Sequence[Episode]) -> str:
-    """Return a hint if a prompt contains the task's complete row, and so the answer, else ""."""
-    printed = [episode for episode in episodes if _is_printed(episode)]
-    if not printed:
+    """Return a hint if a prompt contains the task's complete row, and so its answer, else ""."""
+    printing = [episode for episode in episodes if _is_printed(episode)]
+    if not printing:
         return ""
     return (
-        f"{len(printed)} of {counted(len(episodes), 'episode')} put the complete task into a prompt, including "
+        f"{len(printing)} of {counted(len(episodes), 'episode')} put the complete task into a prompt, including "
         f"its metadata, which contain the answer: write `task.{_FIELD}` to send the question only"
     )
 
 
 def _is_printed(episode: Episode) -> bool:
-    start = f"{_FIELD}={episode.task.main_query!r}"
-    sent = {index for call in episode.calls for index in call.messages}
-    texts = [extract_text(episode.messages[index]) for index in sent]
-    return any(start in text and "init_messages=[" in text for text in texts)
+    """Return True if a request contains a task formatted as text, as by `f"{task}"`."""
+    printed_start = f"{_FIELD}={episode.task.main_query!r}"
+    message_indices = {index for call in episode.calls for index in call.messages}
+    texts = [extract_text(episode.messages[index]) for index in message_indices]
+    return any(printed_start in text and "init_messages=[" in text for text in texts)
 
 
 def is_question_missing(episode: Episode) -> bool:
-    """True if the task has no `main_query`, and no message of the agent contains the task's other texts."""
+    """Return True if the task has no `main_query`, and no request contains the task's other questions either.
+
+    False for tasks of an environment, which asks the questions itself.
+    """
     task = episode.task
     if task.main_query.strip() or task.env_type != "no_env" or not episode.calls:
         return False
-    sent = [episode.messages[index] for call in episode.calls for index in call.messages]
-    words = [_normalize_space(extract_text(message)) for message in sent]
+    sent_messages = [episode.messages[index] for call in episode.calls for index in call.messages]
+    sent_texts = [_normalize_space(extract_text(message)) for message in sent_messages]
     if not task.init_messages:
-        questions_sent = [text for message, text in zip(sent, words, strict=True) if message.get("role") == "user"]
+        questions_sent = [
+            text for message, text in zip(sent_messages, sent_texts, strict=True) if message.get("role") == "user"
+        ]
         return not any(questions_sent)
     questions = [
         _normalize_space(extract_text(message)) for message in task.init_messages if message.get("role") == "user"
     ]
     questions = [question for question in questions if question]
-    return bool(questions) and not any(question in text for question in questions for text in words)
+    return bool(questions) and not any(question in text for question in questions for text in sent_texts)
 
 
 def find_source_file(workflow: type[object]) -> Path:
-    """Return the file of the workflow's module, or an empty path without a file."""
+    """Return the file that defines the workflow, or an empty path without one, as in a notebook."""
     return Path(getattr(sys.modules.get(workflow.__module__), "__file__", None) or "")
 
 
 def _is_shipped(workflow: type[object]) -> bool:
+    """Return True if the workflow comes with ajet, so that hints on its code would not help the user."""
     return workflow.__module__.partition(".")[0] in list_packages()
 
 
@@ -115,7 +126,7 @@ def _normalize_space(text: str) -> str:
 
 
 def _find_field_use(workflow: type[object]) -> str:
-    """Return file:line of the first line in the workflow's file that reads `main_query`, or ""."""
+    """Return file:line of the first line that reads `main_query` in the file of the user's workflow, or ""."""
     file = find_source_file(workflow)
     if not file.is_file() or _is_shipped(workflow):
         return ""
@@ -129,11 +140,13 @@ MIN_QUESTION_CHARS = 8
 
 
 def hint_on_shared_messages(episodes: Sequence[Episode], workflow: type[object] | None) -> str:
-    """Return a hint if a request contains the question of another task, or its own twice, else "".
+    """Return a hint if a request contains the question of another attempt, else "".
 
-    A question that the task itself contains, for example as a worked example, does not count.
+    It contains another task's question, or its own twice. A question that the task itself contains, for example as a
+    worked example, does not count.
     """
     prompts = [_remove_question(episode) for episode in episodes if episode.calls]
+    # Equal prompts apart from the question are a fixed text, which may quote a question.
     if all(prompt == prompts[0] for prompt in prompts):
         return ""
     questions = {episode.task.main_query.strip() for episode in episodes}
@@ -149,24 +162,30 @@ def hint_on_shared_messages(episodes: Sequence[Episode], workflow: type[object] 
 
 
 def _has_foreign_question(episode: Episode, questions: set[str]) -> bool:
+    """Return True if the first request contains a question of another attempt, or its own question twice.
+
+    Args:
+        questions: The questions of all episodes.
+    """
     if not episode.calls:
         return False
-    sent, own_question = _first_request(episode), episode.task.main_query.strip()
-    if len(own_question) >= MIN_QUESTION_CHARS and sent.count(own_question) > 1:
+    sent_texts, own_question = _first_request(episode), episode.task.main_query.strip()
+    if len(own_question) >= MIN_QUESTION_CHARS and sent_texts.count(own_question) > 1:
         return True
-    return any(question in sent and question not in episode.task.model_dump_json() for question in questions)
+    return any(question in sent_texts and question not in episode.task.model_dump_json() for question in questions)
 
 
 def _first_request(episode: Episode) -> list[str]:
+    """Return the texts of the messages in the episode's first request."""
     return [extract_text(episode.messages[index]).strip() for index in episode.calls[0].messages]
 
 
 def _remove_question(episode: Episode) -> list[str]:
-    """Return the texts of the first request, with one occurrence of the task's question removed."""
-    sent, own_question = _first_request(episode), episode.task.main_query.strip()
-    if own_question in sent:
-        sent.remove(own_question)
-    return sent
+    """Return the texts of the first request without one occurrence of the task's question."""
+    sent_texts, own_question = _first_request(episode), episode.task.main_query.strip()
+    if own_question in sent_texts:
+        sent_texts.remove(own_question)
+    return sent_texts
 
 
 _KINDS_OF_CALLS = {
@@ -190,17 +209,17 @@ _MAX_ASSIGNMENTS = 8
 
 
 def hint_on_comparisons(experiment: Experiment, episode: Episode, workflow: type[Workflow] | None = None) -> list[str]:
-    """Return a hint for each `==` or `!=` in the judge's or workflow's code that compares different types.
+    """Return a hint for each `==` or `!=` in the user's judge or agent whose sides have different types.
 
-    For example, a number is compared with text. The types follow from the code and the episode's values.
+    A number compared with text is never equal, for example. The types follow from the code and the episode's values.
     """
     hints: list[str] = []
     judge = experiment.ajet.task_judge.judge_protocol
     if judge is not None and is_reference(judge):
-        target = resolve_reference(judge, base=experiment.base)
-        function = getattr(target, "compute_reward", None) if isinstance(target, type) else target
+        judge_code = resolve_reference(judge, base=experiment.base)
+        function = getattr(judge_code, "compute_reward", None) if isinstance(judge_code, type) else judge_code
         if callable(function):
-            hints += _find_comparison_hints(function, isinstance(target, type), ("task", "output"), episode)
+            hints += _find_comparison_hints(function, isinstance(judge_code, type), ("task", "output"), episode)
     if workflow is not None and not _is_shipped(workflow):
         function = getattr(workflow, "function", None)
         hints += _find_comparison_hints(function or workflow.execute, function is None, ("task", "tuner"), episode)
@@ -210,26 +229,33 @@ def hint_on_comparisons(experiment: Experiment, episode: Episode, workflow: type
 def _find_comparison_hints(
     function: Callable[..., Any], method: bool, roles: tuple[str, str], episode: Episode
 ) -> list[str]:
+    """Return a hint for each comparison of different types in a function of the user.
+
+    Args:
+        method: True if the first parameter is `self`.
+        roles: What the parameters stand for: "task" and "output" or "tuner".
+        episode: An episode, whose values have the types of the tasks' columns.
+    """
     code = inspect.unwrap(function)
     try:
-        lines, first = inspect.getsourcelines(code)
+        lines, first_line = inspect.getsourcelines(code)
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):  # the source is in no file, or is a lambda within a line
         return []
     body = tree.body[0]
     if not isinstance(body, ast.FunctionDef | ast.AsyncFunctionDef):
         return []
-    parameters = [each.arg for each in (*body.args.posonlyargs, *body.args.args)][method:]
+    parameters = [argument.arg for argument in (*body.args.posonlyargs, *body.args.args)][method:]
     values = {"task": episode.task.metadata, "output": episode.metadata}
-    sides = _KindFinder(dict(zip(parameters, roles, strict=False)), _find_assignments(body), values)
+    finder = _KindFinder(dict(zip(parameters, roles, strict=False)), _find_assignments(body), values)
     hints = []
     for left, right, line in _find_comparisons(body):
-        left_kind, right_kind = sides.find_kind(left), sides.find_kind(right)
+        left_kind, right_kind = finder.find_kind(left), finder.find_kind(right)
         if left_kind is not None and right_kind is not None and left_kind.kind != right_kind.kind:
             cure = "Convert one of them, as in str(…) or float(…)"
             if "\\boxed" in f"{left_kind} {right_kind}":
                 cure = "Extract the number from \\boxed{…} first, then convert it, as in float(…)"
-            location = OwnFrame(code.__code__.co_filename, first + line - 1, "", "").place
+            location = OwnFrame(code.__code__.co_filename, first_line + line - 1, "", "").place
             hints.append(
                 f"{location} compares `{ast.unparse(left)}` ({left_kind}) with `{ast.unparse(right)}` ({right_kind}): "
                 f"they are never equal. {cure}"
@@ -238,22 +264,22 @@ def _find_comparison_hints(
 
 
 def _find_comparisons(body: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, int]]:
-    """Yield (left, right, line) of each == and != without a constant.
+    """Yield (left, right, line) of each == and != between expressions that are not constants.
 
-    Comparisons with a constant may be guards for other rows.
+    A comparison with a constant may be a guard for other rows.
     """
     for node in ast.walk(body):
         if isinstance(node, ast.Compare):
             left = node.left
             for operator, right in zip(node.ops, node.comparators, strict=True):
-                constant = isinstance(left, ast.Constant) or isinstance(right, ast.Constant)
-                if isinstance(operator, ast.Eq | ast.NotEq) and not constant:
+                has_constant = isinstance(left, ast.Constant) or isinstance(right, ast.Constant)
+                if isinstance(operator, ast.Eq | ast.NotEq) and not has_constant:
                     yield left, right, node.lineno
                 left = right
 
 
 def _find_assignments(body: ast.AST) -> dict[str, ast.expr]:
-    """Return the value of each name assigned exactly once."""
+    """Return the assigned expression of each name that is assigned exactly once."""
     values: dict[str, list[ast.expr | None]] = {}
     for node in ast.walk(body):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -266,7 +292,7 @@ def _find_assignments(body: ast.AST) -> dict[str, ast.expr]:
 
 @dataclass(frozen=True)
 class _ComparedSide:
-    """One side of a comparison with its type. `shown` is its value in the episode, if known."""
+    """The type of one side of a comparison, in words, and its value in the episode, or "" if unknown."""
 
     kind: str
     shown: str = ""
@@ -277,14 +303,14 @@ class _ComparedSide:
 
 @dataclass(frozen=True)
 class _KindFinder:
-    """Finds the type of an expression, from what the function's parameters stand for and the episode's metadata."""
+    """Finds the types of expressions in a function, from the roles of its parameters and the values in an episode."""
 
     roles: Mapping[str, str]
     assigned: Mapping[str, ast.expr]
     values: Mapping[str, Mapping[str, Any]]
 
     def find_kind(self, side: ast.expr) -> _ComparedSide | None:
-        """Return the type of one side of a comparison, or None if unknown."""
+        """Return the type of one side of a comparison, or None if it is not sure."""
         side = self._resolve_name(side)
         if isinstance(side, ast.JoinedStr):
             return _ComparedSide("text")
@@ -301,7 +327,7 @@ class _KindFinder:
         return self._find_column_kind(side)
 
     def _find_column_kind(self, side: ast.expr) -> _ComparedSide | None:
-        """Return the type of an expression such as `task.metadata["x"]`, from its value in the episode."""
+        """Return the type of a column such as `task.metadata["x"]`, by its value in the episode, or None if unknown."""
         if isinstance(side, ast.Subscript):
             owner, key = side.value, side.slice
         elif (
@@ -325,6 +351,7 @@ class _KindFinder:
         return None if kind is None else _ComparedSide(kind, f"{value!r:.40}")
 
     def _resolve_name(self, side: ast.expr) -> ast.expr:
+        """Return the expression behind a name that is assigned once, through several assignments if needed."""
         for _ in range(_MAX_ASSIGNMENTS):
             if not (isinstance(side, ast.Name) and side.id in self.assigned):
                 break

@@ -54,14 +54,14 @@ def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts)
     session = DebugSession(experiment, run, interrupts)
     with (
         LiveLine(session.describe_progress) as line,
-        assemble(experiment, run_id=run.run_id, on_episode=session.on_episode, pins=pins_of(run)) as parts,
+        assemble(experiment, run_id=run.run_id, on_episode=session.on_episode, pins=pins_of(run)) as run_parts,
     ):
-        tasks = list(enumerate(parts.tasks("train")))[: experiment.ajet.debug.debug_first_n_tasks]
-        watch = getattr(parts.backbone, "watch", None)
-        session.begin(len(tasks) * experiment.ajet.rollout.num_repeat, watch, parts.workflow)
+        tasks = list(enumerate(run_parts.tasks("train")))[: experiment.ajet.debug.debug_first_n_tasks]
+        watch = getattr(run_parts.backbone, "watch", None)
+        session.begin(len(tasks) * experiment.ajet.rollout.num_repeat, watch, run_parts.workflow)
         run.status.set(phase="rollout", step=0)
         try:
-            for _ in parts.rollout.play(tasks, step=0, split="debug"):
+            for _ in run_parts.rollout.play(tasks, step=0, split="debug"):
                 pass  # `on_episode` has taken each episode
         except KeyboardInterrupt as interrupt:
             interrupts.forget_raised()
@@ -77,7 +77,7 @@ def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts)
 
 
 class DebugSession:
-    """The episodes of a debug run so far: records and shows them, and counts failures."""
+    """The episodes of a debug run so far: records and shows each, and counts failures."""
 
     def __init__(self, experiment: Experiment, run: RunDirectory, interrupts: Interrupts) -> None:
         self._experiment = experiment
@@ -91,51 +91,57 @@ class DebugSession:
         self._episodes_by_failure: dict[Signature, list[Episode]] = {}
 
     def begin(self, episodes: int, watch: Watch | None, workflow: type[Workflow]) -> None:
-        """Record the number of planned episodes, once all components are loaded."""
+        """Note the number of planned episodes once all components are loaded, and start the clock.
+
+        Args:
+            episodes: Number of planned episodes.
+            watch: Observes the engine's calls, if the engine can be observed.
+            workflow: The agent's class.
+        """
         self._expected_episodes = episodes
         self._watch = watch
         self._workflow = workflow
         self._started_at = time.monotonic()
 
     def describe_progress(self) -> Sequence[str]:
-        """Return the lines on the present activity."""
-        passed = f"{time.monotonic() - self._started_at:.0f} s"
+        """Return the lines of text on the present activity for the screen, the most important one first."""
+        elapsed_text = f"{time.monotonic() - self._started_at:.0f} s"
         if not self._expected_episodes:
             rollout = self._experiment.ajet.rollout
             model = rollout.endpoint.model if rollout.engine == "endpoint" else self._experiment.ajet.model.path
-            return [f"loading {model} · {passed}"]
-        first = [f"running: {len(self.episodes)} of {counted(self._expected_episodes, 'episode')} ended"]
+            return [f"loading {model} · {elapsed_text}"]
+        summary_parts = [f"running: {len(self.episodes)} of {counted(self._expected_episodes, 'episode')} ended"]
         if failed := sum(episode.failure is not None for episode in self.episodes):
-            first.append(f"{failed} failed")
+            summary_parts.append(f"{failed} failed")
         watch = self._watch
         if watch is None or watch.began is None:
-            return [" · ".join([*first, "no model call yet", passed])]
-        first.append(f"{counted(len(watch.under_way), 'reply')} in progress")
+            return [" · ".join([*summary_parts, "no model call yet", elapsed_text])]
+        summary_parts.append(f"{counted(len(watch.under_way), 'reply')} in progress")
         if watch.sampled_tokens:
             rate = watch.sampled_tokens / max(time.monotonic() - watch.began, 1e-3)
-            first.append(f"{watch.sampled_tokens:,} tokens, {rate:.0f} a second")
+            summary_parts.append(f"{watch.sampled_tokens:,} tokens, {rate:.0f} a second")
         elif watch.under_way and watch.prompt_tokens:
-            first.append(f"processing {watch.prompt_tokens:,} tokens of prompts")
-        lines = [" · ".join([*first, passed])]
+            summary_parts.append(f"processing {watch.prompt_tokens:,} tokens of prompts")
+        lines = [" · ".join([*summary_parts, elapsed_text])]
         if (newest := watch.newest_words()) is not None:
-            reply, words = newest
-            lines.append(f"{reply.name}, {counted(reply.tokens, 'token')}: …{' '.join(words.split())[-60:]}")
+            reply, newest_text = newest
+            lines.append(f"{reply.name}, {counted(reply.tokens, 'token')}: …{' '.join(newest_text.split())[-60:]}")
         return lines
 
     def on_episode(self, episode: Episode) -> None:
-        """Record an ended episode, then show the episode, unless the same failure was shown before."""
+        """Record an ended episode and show it, unless its failure equals one that was shown before."""
         with self._interrupts.defer():
             self._run.episodes.write(0, "debug", [episode])
             self.episodes.append(episode)
             if episode.failure is not None:
-                same = self._episodes_by_failure.setdefault(_sign_failure(episode), [])
-                same.append(episode)
-                if len(same) > 1:
+                equal_failures = self._episodes_by_failure.setdefault(_sign_failure(episode), [])
+                equal_failures.append(episode)
+                if len(equal_failures) > 1:
                     return
             show_episode(episode)
 
     def conclude(self) -> None:
-        """Record the metrics of all episodes, and print the result and hints."""
+        """Record the metrics of all episodes, and print the result, hints, and whether training can learn from it."""
         seconds = time.monotonic() - self._started_at
         if not self.episodes:
             console.print(f"No episode had ended after {format_seconds(seconds)}: nothing was recorded.")
@@ -145,12 +151,12 @@ class DebugSession:
         pace = self._measure_pace(seconds)
         metrics = episode_metrics(self.episodes, "debug")
         self._run.metrics.log(0, metrics | pace.to_metrics(), **{MODEL: settings.model.path})
-        for same in self._episodes_by_failure.values():
-            if len(same) > 1:
-                first = same[0]
+        for equal_failures in self._episodes_by_failure.values():
+            if len(equal_failures) > 1:
+                first = equal_failures[0]
                 console.print(
                     f"The failure of {label(first.task.task_id)}, attempt {first.repeat}, is the same as in "
-                    f"{len(same) - 1} more",
+                    f"{len(equal_failures) - 1} more",
                     markup=False,
                 )
         unfinished = self._expected_episodes - len(self.episodes)
@@ -168,7 +174,11 @@ class DebugSession:
         if self._all_failed and len(self._episodes_by_failure) == 1:
             return  # `refuse_if_all_failed` prints what to do
         for boundary, hint in sorted(
-            {(e.failure.boundary, find_hint(e.failure, self._workflow)) for e in self.episodes if e.failure}
+            {
+                (episode.failure.boundary, find_hint(episode.failure, self._workflow))
+                for episode in self.episodes
+                if episode.failure
+            }
         ):
             print_line(f"hint ({boundary}): {hint}")
         if self._all_failed:
@@ -185,6 +195,7 @@ class DebugSession:
 
     @property
     def _all_failed(self) -> bool:
+        """True if there are episodes and each of them failed."""
         return bool(self.episodes) and all(episode.failure for episode in self.episodes)
 
     def refuse_if_all_failed(self) -> None:
@@ -192,34 +203,39 @@ class DebugSession:
         if not self._all_failed:
             return
         command = format_start_command(self._experiment, "debug")
-        then = f", then: {command}" if command else ""
+        start_text = f", then: {command}" if command else ""
         count = counted(len(self.episodes), "episode")
         failure = self.episodes[0].failure
         if len(self._episodes_by_failure) > 1 or failure is None:
             raise UserError(
                 f"All {count} failed, for {len(self._episodes_by_failure)} reasons.",
-                do=f"correct the code that the hints above name{then}",
+                do=f"correct the code that the hints above name{start_text}",
             )
         own_frames = parse_traceback(failure.traceback).own
-        text = printable(failure.message.partition("\n")[0])
+        message = printable(failure.message.partition("\n")[0])
         kind = "" if is_message_enough(failure) else f"{failure.kind}: "
         raise UserError(
             f"All {count} failed, for one reason ({failure.boundary}): {kind}"
-            f"{text[:SHOWN_REASON]}{'…' if len(text) > SHOWN_REASON else ''}",
+            f"{message[:SHOWN_REASON]}{'…' if len(message) > SHOWN_REASON else ''}",
             where=f"{printable(own_frames[-1].place)} {printable(own_frames[-1].code)}".rstrip() if own_frames else "",
-            do=f"{find_hint(failure, self._workflow)}{then}",
+            do=f"{find_hint(failure, self._workflow)}{start_text}",
         )
 
     def _print_verdict(self, pace: EpisodePace, hinted: bool) -> None:
+        """Print whether training can learn from the episodes, its expected time and memory, and the next command.
+
+        Args:
+            hinted: True if a hint on the user's code was printed, which is then the next thing to do.
+        """
         settings, groups = self._experiment.ajet, group_by_order(self.episodes)
         try:
             learns: Callable[[Group], bool] = load_algorithm(self._experiment).learns_from
-        except UserError as refused:
-            print_line(f"Training would refuse this YAML: {refused.what}")
+        except UserError as refusal:
+            print_line(f"Training would refuse this YAML: {refusal.what}")
             return
-        teaching = sum(map(learns, groups))
-        colour = "green" if teaching else "yellow"
-        verdict = f"training can learn from {teaching} of {counted(len(groups), 'task')}."
+        useful_tasks = sum(map(learns, groups))
+        colour = "green" if useful_tasks else "yellow"
+        verdict = f"training can learn from {useful_tasks} of {counted(len(groups), 'task')}."
         console.print(Text.assemble(("Verdict: ", "bold"), (verdict, f"bold {colour}")))
         for line in describe_tasks(groups, learns):
             print_line(printable(line))
@@ -233,27 +249,33 @@ class DebugSession:
             )
             return
         if pace.tokens:
-            step = describe_step_time(pace, settings)
-            print_line(f"On this machine a training step takes {step}.")
+            step_time = describe_step_time(pace, settings)
+            print_line(f"On this machine a training step takes {step_time}.")
         needs = estimate_needs(self._experiment, train=0, validates=False)
         if needs is not None and needs.local is not None:
             memory = describe_memory(needs.local, needs.free)
             print_line(f"Memory for training: {memory}.")
-        if not teaching:
+        if not useful_tasks:
             advice = "correct the code that the hint above names" if hinted else advise_on_groups(groups, settings)
             print_line(f"Before training: {advice}.")
-        command = format_start_command(self._experiment, "local" if teaching else "debug")
+        command = format_start_command(self._experiment, "local" if useful_tasks else "debug")
         if command:
-            print_line(f"{'Start training' if teaching else 'Run it again'}: {command}")
+            print_line(f"{'Start training' if useful_tasks else 'Run it again'}: {command}")
 
     def _measure_pace(self, seconds: float) -> EpisodePace:
-        at_once = min(self._experiment.ajet.debug.debug_max_parallel, self._expected_episodes)
-        sampled = self._watch.sampled_tokens if self._watch is not None else 0
+        """Return counts and times of the episodes, for an estimate of a training step.
+
+        Args:
+            seconds: Duration of the run.
+        """
+        concurrent_episodes = min(self._experiment.ajet.debug.debug_max_parallel, self._expected_episodes)
+        sampled_tokens = self._watch.sampled_tokens if self._watch is not None else 0
         longest = max(episode.ended - episode.started for episode in self.episodes)
-        return EpisodePace(len(self.episodes), seconds, sampled, at_once, longest)
+        return EpisodePace(len(self.episodes), seconds, sampled_tokens, concurrent_episodes, longest)
 
 
 def _sign_failure(episode: Episode) -> Signature:
+    """Return what equal failures share: boundary, kind, the user's line, and the message without its numbers."""
     failure = episode.failure
     assert failure is not None
     own_frames = parse_traceback(failure.traceback).own
@@ -262,19 +284,24 @@ def _sign_failure(episode: Episode) -> Signature:
 
 
 def describe_tasks(groups: Sequence[Group], learns: Callable[[Group], bool]) -> list[str]:
-    """Return a line per task with its rewards, and whether training can learn from it.
+    """Return a line of text per task with its rewards, and whether training can learn from it.
 
     Args:
-        learns: True if a group has a learning signal.
+        learns: Returns True for a group with a learning signal.
     """
-    first = groups[:SHOWN_TASKS]
-    lines = [f"  {label(group.task.task_id)}: {_describe_rewards(group, learns(group))}" for group in first]
+    shown_groups = groups[:SHOWN_TASKS]
+    lines = [f"  {label(group.task.task_id)}: {_describe_rewards(group, learns(group))}" for group in shown_groups]
     if len(groups) > SHOWN_TASKS:
         lines.append(f"  … and {counted(len(groups) - SHOWN_TASKS, 'more task')}")
     return lines
 
 
 def _describe_rewards(group: Group, teaches: bool) -> str:
+    """Return the rewards of one task's attempts as text, and whether training can learn from them.
+
+    Args:
+        teaches: True if the group has a learning signal.
+    """
     rewards, total = [episode.reward or 0.0 for episode in group.scored], len(group.episodes)
     if not rewards:
         failed = sum(episode.failure is not None for episode in group.episodes)
@@ -292,13 +319,13 @@ def _describe_rewards(group: Group, teaches: bool) -> str:
 
 
 def _count_cut_replies(episodes: Sequence[Episode]) -> tuple[int, Counter[str]]:
-    """Return the number of replies, and the number of replies cut by each limit on tokens."""
+    """Return the number of replies, and how many of them each limit on tokens has cut."""
     calls = [call for episode in episodes for call in episode.calls if call.is_delivered]
     return len(calls), Counter(str(call.extra.get("cut_by", "a limit on tokens")) for call in calls if call.is_cut)
 
 
 def describe_cut_replies(episodes: Sequence[Episode]) -> str:
-    """Return how many replies a limit on tokens cut, by which limit, and what to do, or "" without a cut."""
+    """Return how many replies were cut by which limit on tokens and what to do, or "" if none was cut."""
     replies, limits = _count_cut_replies(episodes)
     if not limits:
         return ""
@@ -308,10 +335,10 @@ def describe_cut_replies(episodes: Sequence[Episode]) -> str:
 
 
 def advise_on_groups(groups: Sequence[Group], settings: AjetConfig) -> str:
-    """Return advice on what to change if no group has a learning signal."""
+    """Return what to change if training cannot learn from any of the tasks."""
     episodes = [episode for group in groups for episode in group.episodes]
     scored = [episode for group in groups for episode in group.scored]
-    failed = sum(episode.failure is not None for episode in episodes)
+    failed_count = sum(episode.failure is not None for episode in episodes)
     if not scored and any(settings.task_judge.list_judges()):
         return (
             "no episode has a reward, because the judge returned None for each. None leaves an episode out of "
@@ -322,20 +349,24 @@ def advise_on_groups(groups: Sequence[Group], settings: AjetConfig) -> str:
             "no episode has a reward: set a judge (ajet.task_judge.judge_protocol) or models that rank attempts "
             "(ajet.task_judge.judges), or return a reward in WorkflowOutput"
         )
-    if 2 * failed >= len(episodes):
-        return f"{failed} of {counted(len(episodes), 'episode')} failed: correct the code that the hints above name"
+    if 2 * failed_count >= len(episodes):
+        return (
+            f"{failed_count} of {counted(len(episodes), 'episode')} failed: correct the code that the hints above name"
+        )
     replies, limits = _count_cut_replies(episodes)
     if replies and limits.total() == replies:
         return f"every reply was cut short, so that no answer can be right: raise {_name_limits(limits, settings)}"
-    successes = [each.verdict.success for each in scored if each.verdict and each.verdict.success is not None]
-    positive = sum((episode.reward or 0.0) > 0 for episode in scored)
-    if not (any(successes) if successes else positive):
+    successes = [
+        episode.verdict.success for episode in scored if episode.verdict and episode.verdict.success is not None
+    ]
+    positive_count = sum((episode.reward or 0.0) > 0 for episode in scored)
+    if not (any(successes) if successes else positive_count):
         return advise_given_answers(settings)
     if settings.rollout.num_repeat == 1:
         return "training compares several attempts at each task: set ajet.rollout.num_repeat to 4 or more"
     if settings.rollout.temperature == 0:
         return "at temperature 0 all attempts at a task are equal: set ajet.rollout.temperature to 1.0"
-    if positive == len(scored):
+    if positive_count == len(scored):
         return (
             "all attempts at a task have the same reward, above 0: use harder tasks, or a judge with more levels "
             "of reward"
@@ -344,7 +375,7 @@ def advise_on_groups(groups: Sequence[Group], settings: AjetConfig) -> str:
 
 
 def _name_limits(limits: Counter[str], settings: AjetConfig) -> str:
-    """Return the key and value of the limit, or "those limits" for several."""
+    """Return the key and value of the limit that cut replies, or "those limits" if there are several."""
     if len(limits) > 1:
         return "those limits"
     (limit,) = limits

@@ -26,7 +26,7 @@ _EXTRA_OF_ENGINE = {"vllm": "vllm"}
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """The findings of a checkup, by section."""
+    """The findings of `ajet doctor` by section, and the seconds that the checks took."""
 
     sections: Mapping[str, list[Finding]]
     seconds: float
@@ -37,13 +37,19 @@ class Checkup:
         return all(finding.state != "problem" for findings in self.sections.values() for finding in findings)
 
     def plain(self) -> dict[str, Any]:
-        """Return the checkup as JSON values."""
+        """Return the findings as JSON values."""
         sections = {title: [asdict(finding) for finding in findings] for title, findings in self.sections.items()}
         return {"healthy": self.healthy, "seconds": round(self.seconds, 2), "sections": sections}
 
 
 def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) -> Checkup:
-    """Make all checks, with the checks of a model if `model` or the experiment names one."""
+    """Make all checks of the machine, the packages, the backbones, the network, the experiment and the model.
+
+    Args:
+        model: The model to check. None: the experiment's model, if any.
+        experiment: The experiment to check. None: only the machine and the model are checked.
+        exp_dir: Folder of runs, whose disk is checked without an experiment.
+    """
     from ajet.commands.doctor_checks import check_machine, check_model, check_network, check_packages
     from ajet.commands.runner import load_runner
 
@@ -56,7 +62,7 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
     sections = {"machine": check_machine(folder), "packages": check_packages([extra for extra in extras if extra])}
     own_backbone = experiment.backbone if experiment is not None else None
     backbones = [*list_shipped_backbones().values(), *([own_backbone] if own_backbone else [])]
-    for name in dict.fromkeys(each.name for each in backbones):
+    for name in dict.fromkeys(descriptor.name for descriptor in backbones):
         backbone = find_backbone(name)
         if findings := load_runner(backbone).checkup(config, needed=backbone is own_backbone):
             sections[name] = findings
@@ -74,7 +80,7 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
 
 
 def examine_store(address: str) -> Checkup:
-    """Check only the store at an address. Raises UserError for an invalid address."""
+    """Check only the store at an address. Raises UserError if the address is invalid."""
     from ajet.store.opening import survey
 
     started = time.perf_counter()
@@ -82,7 +88,12 @@ def examine_store(address: str) -> Checkup:
 
 
 def _run_check(title: str, check: str, experiment: Experiment | None, model: str | None) -> list[Finding]:
-    """Return the findings of a plug-in's check, or a warning if the check cannot be loaded."""
+    """Return the findings of a plug-in's check, or a warning if its code cannot be loaded.
+
+    Args:
+        title: Section of the findings.
+        check: Reference to the check's function.
+    """
     function, problem = try_load(check)
     if problem:
         return [Finding(title, "warning", f"{check} cannot be loaded: {problem}")]
@@ -91,6 +102,7 @@ def _run_check(title: str, check: str, experiment: Experiment | None, model: str
 
 
 def _check_experiment(experiment: Experiment) -> Finding:
+    """Return whether a run of the experiment could start, as a finding."""
     try:
         experiment.require_ready(previewing=True)
     except ConfigError as error:
@@ -99,27 +111,27 @@ def _check_experiment(experiment: Experiment) -> Finding:
 
 
 def table(checkup: Checkup) -> RenderableType:
-    """Return the findings for a terminal, section by section."""
+    """Return the findings as a text with tables for the terminal, and a last line with the number of problems."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     marks = {"ok": ("ok", "green"), "note": ("note", "cyan"), "warning": ("warn", "yellow"), "problem": ("FAIL", "red")}
-    parts: list[RenderableType] = []
+    renderables: list[RenderableType] = []
     for title, findings in checkup.sections.items():
         rows = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         rows.add_column(no_wrap=True)
         rows.add_column(no_wrap=True)
         rows.add_column(overflow="fold")
         for finding in findings:
-            word, style = marks[finding.state]
+            mark, style = marks[finding.state]
             text = Text(finding.text)
             if finding.do:
                 text.append(f"{'; ' if finding.state == 'note' else chr(10)}{finding.do}", style="dim")
-            rows.add_row(Text(word, style), Text(finding.topic), text)
-        parts += [Text(title, "bold"), rows, Text()]
+            rows.add_row(Text(mark, style), Text(finding.topic), text)
+        renderables += [Text(title, "bold"), rows, Text()]
     states = [finding.state for findings in checkup.sections.values() for finding in findings]
     problems, warnings = states.count("problem"), states.count("warning")
     verdict = "No problem" if not problems else f"{problems} problem{'s' * (problems > 1)}"
     summary = f"{verdict}, {warnings} warning{'s' * (warnings != 1)} ({checkup.seconds:.1f} s)"
-    return Group(*parts, Text(summary, "bold green" if checkup.healthy else "bold red"))
+    return Group(*renderables, Text(summary, "bold green" if checkup.healthy else "bold red"))

@@ -43,26 +43,28 @@ start.
 
 
 def check_machine(folder: Path) -> list[Finding]:
-    """Check processors, memory, GPUs and disk, within the limits of this process.
+    """Check Python, processors, memory, GPUs and disk, within the limits of this process.
 
     Args:
-        folder: folder of the runs' output, whose disk is checked.
+        folder: Folder of the runs, whose disk is checked.
     """
     python = Finding("python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
     return [python, _check_cores(), _check_memory(), *_check_gpus(), _check_disk(folder)]
 
 
 def _check_cores() -> Finding:
-    usable = usable_cpus() or 1
-    busy = psutil.getloadavg()[0]
-    text = f"{usable} usable cores, load {busy:.1f}"
-    if busy > usable * 0.75:
+    """Return the number of usable cores and the load, with a warning if other programs use most of them."""
+    usable_cores = usable_cpus() or 1
+    load = psutil.getloadavg()[0]
+    text = f"{usable_cores} usable cores, load {load:.1f}"
+    if load > usable_cores * 0.75:
         do = "stop other programs: on a busy processor small training steps take many times longer"
         return Finding("cores", "warning", text, do)
     return Finding("cores", "ok", text)
 
 
 def _check_memory() -> Finding:
+    """Return the size of the main memory, with a warning if little is free."""
     total, free = measure_main_memory()
     text = f"{total / _GIB:.1f} GiB, {free / _GIB:.1f} free"
     if free < FEW_GIB * _GIB:
@@ -71,19 +73,20 @@ def _check_memory() -> Finding:
 
 
 def _check_gpus() -> list[Finding]:
+    """Return the NVIDIA GPUs with their memory, and a warning if the driver or torch cannot use them."""
     query = ["--query-gpu=name,memory.total,memory.free", "--format=csv,noheader"]
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["nvidia-smi", *query], capture_output=True, text=True, timeout=_NVIDIA_SECONDS, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError:
         return [Finding("gpu", "ok", "no NVIDIA GPU: the local backbone trains on the CPU")]
     except (OSError, subprocess.TimeoutExpired) as error:
         return [Finding("gpu", "warning", f"nvidia-smi does not answer: {error}", "check the NVIDIA driver")]
-    if done.returncode != 0:
-        text = f"nvidia-smi fails: {(done.stdout or done.stderr).strip()[:200]}"
+    if result.returncode != 0:
+        text = f"nvidia-smi fails: {(result.stdout or result.stderr).strip()[:200]}"
         return [Finding("gpu", "warning", text, "check the NVIDIA driver")]
-    findings = [Finding("gpu", "ok", f"{line.strip()} free") for line in done.stdout.splitlines() if line.strip()]
+    findings = [Finding("gpu", "ok", f"{line.strip()} free") for line in result.stdout.splitlines() if line.strip()]
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -95,6 +98,7 @@ def _check_gpus() -> list[Finding]:
 
 
 def _check_disk(folder: Path) -> Finding:
+    """Return the free disk space for the runs, as a problem if a run cannot write there."""
     existing = folder
     while not existing.exists():
         existing = existing.parent
@@ -133,58 +137,66 @@ def check_packages(needed: Sequence[str] = ()) -> list[Finding]:
     extras = metadata.metadata("ajet").get_all("Provides-Extra") or []
     for line in lines:
         try:
-            each = Requirement(line)
+            requirement = Requirement(line)
         except InvalidRequirement:
             continue
-        if each.marker is None or each.marker.evaluate({"extra": ""}):
-            requirements[""].append(each)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            requirements[""].append(requirement)
             continue
         for extra in extras:
-            if each.marker.evaluate({"extra": extra}):
-                requirements.setdefault(extra, []).append(each)
+            if requirement.marker.evaluate({"extra": extra}):
+                requirements.setdefault(extra, []).append(requirement)
     base_finding = _check_requirements(requirements.pop(""))
-    other = {name if not has_nvidia() else f"{name}-cpu" for name in _FOR_CPU}
-    listed_extras = sorted(set(extras) - _NOT_FOR_USERS - other)
+    other_variants = {name if not has_nvidia() else f"{name}-cpu" for name in _FOR_CPU}
+    listed_extras = sorted(set(extras) - _NOT_FOR_USERS - other_variants)
     return [
         base_finding,
         *(
-            _check_extra(each, requirements.get(each, []), each.removesuffix("-cpu") in needed)
-            for each in listed_extras
+            _check_extra(extra, requirements.get(extra, []), extra.removesuffix("-cpu") in needed)
+            for extra in listed_extras
         ),
     ]
 
 
 def _check_requirements(requirements: Sequence[Requirement]) -> Finding:
-    unmet, have = check_requirements(requirements)
+    """Return whether the requirements of ajet itself are met, with the versions of the main packages."""
+    unmet, installed = check_requirements(requirements)
     version = metadata.version("ajet")
     if unmet:
         return Finding("ajet", "problem", f"version {version}, but {'; '.join(unmet)}", format_own_install())
     main_packages = {"torch", "transformers", "openai", "pydantic"}
-    return Finding("ajet", "ok", f"{version}; " + ", ".join(each for each in have if each.split()[0] in main_packages))
+    return Finding(
+        "ajet",
+        "ok",
+        f"{version}; " + ", ".join(package for package in installed if package.split()[0] in main_packages),
+    )
 
 
 def _check_extra(extra: str, requirements: Sequence[Requirement], needed: bool) -> Finding:
-    """Check the packages of an extra. A missing one is a problem only if the experiment needs it."""
-    unmet, have = check_requirements(requirements)
+    """Return whether the packages of an extra are installed.
+
+    A missing one is a problem only if the experiment needs it.
+    """
+    unmet, installed = check_requirements(requirements)
     topic = f"[{extra}]"
     agentscope, mcp = find_installed_version("agentscope"), find_installed_version("mcp")
     if extra == "agentscope" and agentscope.startswith("1.") and int(mcp.partition(".")[0] or 0) >= 2:
         text = f"agentscope {agentscope} needs mcp 1, and mcp {mcp} is installed"
         return Finding(topic, "problem" if needed else "warning", text, format_install("mcp<2"))
-    if bound := explain_python_bound(extra):
+    if python_bound := explain_python_bound(extra):
         return Finding(
-            topic, "problem" if needed else "note", bound, "an environment with an older Python, for this extra"
+            topic, "problem" if needed else "note", python_bound, "an environment with an older Python, for this extra"
         )
     if not unmet:
-        return Finding(topic, "ok", ", ".join(have))
+        return Finding(topic, "ok", ", ".join(installed))
     do = format_extra_install(extra)
     if needed:
         return Finding(topic, "problem", f"the experiment needs it, but {'; '.join(unmet)}", do)
     if extra == "vllm" and find_installed_version("verl"):
         text = f"{'; '.join(unmet)}: verl requires another version"
         return Finding(topic, "note", text, "create a separate environment for `rollout.engine: vllm` without verl")
-    missing = all("not installed" in each for each in unmet)
-    state: State = "note" if missing else "warning"
+    are_all_missing = all("not installed" in requirement for requirement in unmet)
+    state: State = "note" if are_all_missing else "warning"
     return Finding(topic, state, "; ".join(unmet), do)
 
 
@@ -193,15 +205,16 @@ _RAY_SECONDS = 0.5
 
 
 def check_network(config: AjetConfig | None) -> list[Finding]:
-    """Check ports, a gateway over loopback, proxies and Ray.
+    """Check ports, the gateway over the loopback interface, proxies and Ray.
 
     Args:
-        config: Settings with host and port. None: any port.
+        config: Settings with the gateway's host and port. None: any port of this machine.
     """
     return [_check_port(config), _check_gateway(), *_check_proxies(), _check_ray()]
 
 
 def _check_port(config: AjetConfig | None) -> Finding:
+    """Return whether the gateway could listen on its host and port."""
     host = (config.gateway.host if config else None) or "127.0.0.1"
     port = config.gateway.port if config else 0
     try:
@@ -219,6 +232,7 @@ def _check_port(config: AjetConfig | None) -> Finding:
 
 
 def _check_gateway() -> Finding:
+    """Start a gateway with a scripted model, send it one request, and return whether the reply arrives."""
     import httpx
 
     from ajet.engine.contract import Sampling
@@ -253,7 +267,7 @@ def _check_gateway() -> Finding:
 
 
 def _check_proxies() -> list[Finding]:
-    """Return a warning for a proxy unusable for clients, or used by other programs for the gateway."""
+    """Return a warning if a proxy cannot be used, or if clients would send the gateway's requests through one."""
     if unusable := explain_proxies():
         return [Finding("proxy", "warning", unusable)]
     if not {"http", "all"} & set(getproxies()) or proxy_bypass("127.0.0.1"):
@@ -266,7 +280,10 @@ def _check_proxies() -> list[Finding]:
 
 
 def _check_ray() -> Finding:
-    """Return whether Ray is installed, and whether a cluster answers at the configured address."""
+    """Return whether Ray is installed and whether a Ray cluster answers.
+
+    The address is RAY_ADDRESS, or else that of the cluster last started on this machine.
+    """
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
@@ -293,10 +310,12 @@ def _check_ray() -> Finding:
 
 
 def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list[Finding]:
-    """Check a model without its weights: chat template, stop tokens, vocabulary and context.
+    """Check a model's chat template, stop tokens, vocabulary and context, without loading its weights.
 
     Args:
-        config: The settings of a run.
+        path: The model, as in `model.path`.
+        base: Folder of relative paths. None: the working directory.
+        config: Settings of a run. None: the defaults.
     """
     from ajet.engine.dimensions import read_embedding_shapes
     from ajet.engine.model_source import describe_download, find_local_model, locate_model
@@ -306,8 +325,8 @@ def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list
     from ajet.tokens.template_doctor import examine, sizes
 
     try:
-        trusted = config is not None and config.model.trust_remote_code
-        source = locate_model(path, base=base, weights=False, trust_remote_code=trusted)
+        is_trusted = config is not None and config.model.trust_remote_code
+        source = locate_model(path, base=base, weights=False, trust_remote_code=is_trusted)
         if source.gguf_file is not None and find_local_model(path, base=base, weights=False) is None:
             return [
                 Finding(
@@ -330,6 +349,7 @@ def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, or {} if it is missing or invalid."""
     try:
         config_json = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -338,6 +358,11 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_context(config_json: dict[str, Any], config: AjetConfig | None) -> list[Finding]:
+    """Return how many tokens the model was trained for, with a note if the settings ask for more.
+
+    Args:
+        config_json: The model's config.json.
+    """
     longest = (config_json.get("text_config") or config_json).get("max_position_embeddings")
     if not isinstance(longest, int):
         return []
@@ -352,7 +377,7 @@ def _check_context(config_json: dict[str, Any], config: AjetConfig | None) -> li
 
 
 def _check_other_ends(renderer: Renderer, generation_json: dict[str, Any]) -> list[Finding]:
-    """Return a note on stop tokens of generation_config.json at which ajet would not stop."""
+    """Return a note if the model's generation_config.json names end tokens at which ajet would not end a reply."""
     configured = generation_json.get("eos_token_id")
     end_tokens = configured if isinstance(configured, list) else [configured] if isinstance(configured, int) else []
     missing = [token for token in end_tokens if token not in renderer.end_ids]

@@ -65,18 +65,15 @@ KIND_ADVICE = {"APIConnectionError": _CLIENT_ADVICE, "AuthenticationError": _CLI
 
 
 def show_episode(episode: Episode) -> None:
-    """Print a panel of an episode: turns, tool calls, reward and reason, forks, and the number of trainable tokens.
-
-    A fork is a call that does not continue an earlier one, so its tokens form a new sequence.
-    """
+    """Print a panel with an episode's turns, tool calls, answer, reward and reason, and its counts of tokens."""
     lines = Text()
     for number, tools in enumerate(_list_tools(episode)):
         lines.append("tools: " if not number else "then: ", style="bold yellow")
         lines.append(f"{tools}\n", style="yellow")
-    for agent, indices, call in _order_messages(episode):
+    for agent, message_indices, call in _order_messages(episode):
         if agent:
             lines.append(f"{printable(agent)} is called\n", style="bold blue")
-        for index in indices:
+        for index in message_indices:
             _append_message(lines, episode.messages[index])
         if call.is_cut:
             lines.append(f"{_cut_mark(call)}\n", style="bold yellow")
@@ -100,10 +97,14 @@ _NOT_INSTALLED = re.compile(r"No module named '([^.']+)[^']*'")
 
 
 def find_hint(failure: Failure, workflow: type[object] | None = None) -> str:
-    """Return advice for a failure, with the raising line if the failure is in the user's code."""
-    missing = _NOT_INSTALLED.search(failure.message) if failure.kind == "ModuleNotFoundError" else None
-    if missing and not find_installed_version(missing[1]):
-        package = printable(missing[1])
+    """Return what to do about a failure, as precisely as its kind, message and traceback allow.
+
+    Args:
+        workflow: The agent's class, for advice that depends on it.
+    """
+    missing_module = _NOT_INSTALLED.search(failure.message) if failure.kind == "ModuleNotFoundError" else None
+    if missing_module and not find_installed_version(missing_module[1]):
+        package = printable(missing_module[1])
         return f"install {package}, by the name of its package: {format_install(package)}"
     if failure.boundary == "engine" and "://" in failure.message:
         return HINTS["server"]
@@ -127,16 +128,17 @@ def find_hint(failure: Failure, workflow: type[object] | None = None) -> str:
             "the workflow raised an error, and none of its own lines is in the traceback: read the complete "
             "traceback in the record"
         )
-    raised = f"correct {printable(own_frames[-1].place)}; "
-    return raised + KIND_ADVICE.get(failure.kind, "set a breakpoint there: breakpoints work with --backbone debug")
+    correction = f"correct {printable(own_frames[-1].place)}; "
+    return correction + KIND_ADVICE.get(failure.kind, "set a breakpoint there: breakpoints work with --backbone debug")
 
 
 def is_message_enough(failure: Failure) -> bool:
-    """True if a failure's message explains it, so that its type and traceback need not be shown."""
+    """Return True if the failure's message explains it, so that its type and traceback need not be shown."""
     return failure.kind == "JudgeFailure" or bool(find_failure_hint(failure.kind))
 
 
 def _append_failure(lines: Text, failure: Failure) -> None:
+    """Add a failure to the panel: boundary, message, and the user's own lines of the traceback."""
     lines.append(f"✗ {failure.boundary}: {failure.kind}: {printable(failure.message)}\n", style="bold red")
     frames = parse_traceback(failure.traceback)
     for frame in frames.own[-MAX_OWN_FRAMES:]:
@@ -150,14 +152,15 @@ def _append_failure(lines: Text, failure: Failure) -> None:
 
 
 def _count_hidden_frames(frames: TracebackFrames) -> str:
-    """Return a line with the number of stack frames that are not shown."""
-    hidden = max(0, len(frames.own) - MAX_OWN_FRAMES)
-    parts = [counted(hidden, "earlier frame")] if hidden else []
+    """Return a line with the numbers of stack frames that are not shown, by package, or "" if all are."""
+    hidden_count = max(0, len(frames.own) - MAX_OWN_FRAMES)
+    parts = [counted(hidden_count, "earlier frame")] if hidden_count else []
     parts += [f"{count} of {printable(package)}" for package, count in frames.others.most_common()]
     return f"  (not shown: {', '.join(parts)})\n" if parts else ""
 
 
 def _outcome_colour(episode: Episode) -> str:
+    """Return the style of an episode's outcome: red for a failure, yellow without score, green for a reward above 0."""
     if episode.status != "completed":
         return "bold red"
     if episode.reward is None:
@@ -166,13 +169,13 @@ def _outcome_colour(episode: Episode) -> str:
 
 
 def _list_tools(episode: Episode) -> list[str]:
-    """Return each list of tools that the agent sent, as names with arguments, in order of use."""
+    """Return each list of tools that the agent sent, as text with names and arguments, in order of first use."""
     tool_indices = dict.fromkeys(call.tools for call in episode.calls if call.tools is not None)
     return [", ".join(_tool_signature(tool) for tool in episode.tools[index]) or "none" for index in tool_indices]
 
 
 def _describe_tool_use(use: ToolUse) -> str:
-    """Return a line on a use of a tool, with seconds and error."""
+    """Return a line on one use of a tool: name, arguments, seconds, and the error if there was one."""
     arguments = printable(strict_json(use.arguments))
     arguments = arguments if len(arguments) <= MAX_ARGUMENT_CHARS else f"{arguments[:MAX_ARGUMENT_CHARS]}…"
     tool_name = printable(f"{use.server}: {use.name}" if use.server else use.name)
@@ -180,29 +183,31 @@ def _describe_tool_use(use: ToolUse) -> str:
 
 
 def _tool_signature(tool: dict[str, Any]) -> str:
-    """Return a tool as name(argument: type, …)."""
-    inner = tool.get("function")
-    function: dict[str, Any] = inner if isinstance(inner, dict) else tool
+    """Return a tool's JSON definition as `name(argument: type, …)`."""
+    function_field = tool.get("function")
+    function: dict[str, Any] = function_field if isinstance(function_field, dict) else tool
     schema = function.get("parameters") or function.get("input_schema") or {}
     properties = schema.get("properties") if isinstance(schema, dict) else None
     arguments = [
-        f"{name}: {kind}" if isinstance(about, dict) and isinstance(kind := about.get("type"), str) else str(name)
-        for name, about in (properties.items() if isinstance(properties, dict) else ())
+        f"{name}: {kind}"
+        if isinstance(schema_part, dict) and isinstance(kind := schema_part.get("type"), str)
+        else str(name)
+        for name, schema_part in (properties.items() if isinstance(properties, dict) else ())
     ]
     return printable(f"{function.get('name', '?')}({', '.join(arguments)})")
 
 
 def _last_frames(failure: Failure) -> list[str]:
-    """Return the last lines of the traceback without the exception's message, which is shown above them."""
-    frames, message = printable(failure.traceback.strip()), printable(failure.message.strip())
-    if message and frames.endswith(message):
-        frames = frames[: -len(message)].rpartition("\n")[0]
-    lines = frames.splitlines()[-SHOWN_FRAME_LINES:]
+    """Return the last lines of a traceback, without the exception's message, which is shown above them."""
+    traceback_text, message = printable(failure.traceback.strip()), printable(failure.message.strip())
+    if message and traceback_text.endswith(message):
+        traceback_text = traceback_text[: -len(message)].rpartition("\n")[0]
+    lines = traceback_text.splitlines()[-SHOWN_FRAME_LINES:]
     return lines if not lines or lines[0].strip(" ^~") else lines[1:]  # carets below a cut line
 
 
 def _describe_outcome(episode: Episode) -> tuple[str, str]:
-    """Return the outcome in two words, and the judge's reason."""
+    """Return an episode's outcome in one or two words, and the judge's reason or ""."""
     if episode.status != "completed":
         return episode.status, ""
     if episode.verdict is None or episode.verdict.reward is None:
@@ -211,23 +216,28 @@ def _describe_outcome(episode: Episode) -> tuple[str, str]:
 
 
 def _describe_answer(episode: Episode) -> str:
-    """Return the answer for the judges, or "" if the answer is the model's last reply."""
+    """Return the answer that judges get, or "" if it is the model's last reply, which is shown anyway."""
     answer = episode.metadata.get("final_answer")
     if answer is None:
         return ""
     replies = [call.reply for call in episode.calls if call.reply is not None and call.is_delivered]
     reply = episode.messages[replies[-1]].get("content") if replies else None
-    words = answer_text(answer)
-    return "" if words.split() == answer_text(reply).split() else f"final_answer: {_clip_text(words) or '(empty)'}"
+    answer_words = answer_text(answer)
+    return (
+        ""
+        if answer_words.split() == answer_text(reply).split()
+        else f"final_answer: {_clip_text(answer_words) or '(empty)'}"
+    )
 
 
 def _describe_footer(episode: Episode) -> str:
-    trained = sum(timeline.sampled for timeline in episode.timelines)
+    """Return the counts below an episode: calls, tokens, forks, cut replies, failed checks, seconds."""
+    trainable_tokens = sum(timeline.sampled for timeline in episode.timelines)
     forks = Counter(call.fork for call in episode.calls if call.fork)
     parts = [
         counted(len(episode.calls), "call"),
         f"{counted(episode.sampled_tokens, 'token')} sampled",
-        f"{trained} to train",
+        f"{trainable_tokens} to train",
     ]
     parts += [f"{count} forked ({reason})" for reason, count in forks.items()]
     if cut_count := sum(call.is_cut for call in episode.calls):
@@ -237,10 +247,10 @@ def _describe_footer(episode: Episode) -> str:
 
 
 def _cut_mark(call: Call) -> str:
-    """Return the line below a reply cut by a limit on tokens."""
-    after = f" after {counted(len(call.response_ids), 'token')}" if len(call.response_ids) else ""
+    """Return the line that marks a reply as cut, with the limit on tokens that cut it."""
+    length_text = f" after {counted(len(call.response_ids), 'token')}" if len(call.response_ids) else ""
     limit = printable(str(call.extra.get("cut_by", "a limit on tokens")))
-    return f"✂ the reply was cut short{after}, by {limit}"
+    return f"✂ the reply was cut short{length_text}, by {limit}"
 
 
 def _order_messages(episode: Episode) -> list[tuple[str, list[int], Call]]:
@@ -248,21 +258,22 @@ def _order_messages(episode: Episode) -> list[tuple[str, list[int], Call]]:
 
     Shown are the messages that no earlier call has, then the reply. The agent is "" if it is that of the call before.
     """
-    several = len({call.agent for call in episode.calls}) > 1
-    printed: set[int] = set()
+    has_several_agents = len({call.agent for call in episode.calls}) > 1
+    printed_indices: set[int] = set()
     ordered: list[tuple[str, list[int], Call]] = []
-    before = ""
+    previous_agent = ""
     for call in episode.calls:
-        new = list(dict.fromkeys(index for index in call.messages if index not in printed))
+        new_indices = list(dict.fromkeys(index for index in call.messages if index not in printed_indices))
         if call.reply is not None:
-            new.append(call.reply)  # even if another call had an equal reply
-        printed.update(new)
-        ordered.append((call.agent if several and call.agent != before else "", new, call))
-        before = call.agent
+            new_indices.append(call.reply)  # even if another call had an equal reply
+        printed_indices.update(new_indices)
+        ordered.append((call.agent if has_several_agents and call.agent != previous_agent else "", new_indices, call))
+        previous_agent = call.agent
     return ordered
 
 
 def _append_message(lines: Text, message: dict[str, Any]) -> None:
+    """Add a message to the panel: role, reasoning, content and tool calls."""
     role = printable(str(message.get("role", "?")))
     style = {"assistant": "green", "tool": "magenta", "system": "dim"}.get(role, "cyan")
     lines.append(f"{role}: ", style=f"bold {style}")
@@ -281,13 +292,14 @@ def _append_message(lines: Text, message: dict[str, Any]) -> None:
 
 
 def _content_text(content: Any) -> str:
-    """Return a message's content as text, with images by name only."""
+    """Return a message's content as text, in which an image or other part is only named."""
     if isinstance(content, str):
         return content
     return " ".join(part.get("text") or f"[{part.get('type', 'part')}]" for part in content)
 
 
 def _clip_text(content: Any) -> str:
+    """Return printable text of at most `MAX_MESSAGE_CHARS` characters, with the number of those left out."""
     text = printable(content if isinstance(content, str) else str(content))
     return (
         text
@@ -305,7 +317,7 @@ _STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
 
 @dataclass(frozen=True, slots=True)
 class OwnFrame:
-    """A stack frame in the user's code."""
+    """A stack frame in the user's code, as a traceback names it."""
 
     file: str
     line: int
@@ -332,19 +344,20 @@ class TracebackFrames:
 
 
 def parse_traceback(traceback: str) -> TracebackFrames:
-    """Return the frames of all exceptions of a chain."""
+    """Return the frames in a formatted traceback, with those of all chained exceptions."""
     own_frames: dict[tuple[str, int], OwnFrame] = {}
-    others = Counter[str]()
+    frame_counts = Counter[str]()
     for frame in _parse_frames(traceback.splitlines()):
         package = _find_package(frame.file)
         if package:
-            others[package] += 1
+            frame_counts[package] += 1
         else:
             own_frames[frame.file, frame.line] = frame
-    return TracebackFrames(tuple(own_frames.values()), others)
+    return TracebackFrames(tuple(own_frames.values()), frame_counts)
 
 
 def _parse_frames(lines: list[str]) -> Iterator[OwnFrame]:
+    """Yield the frames in the lines of a traceback, each with its source line if the traceback has it."""
     for index, line in enumerate(lines):
         if (match := _FRAME.match(line)) is not None:
             code = lines[index + 1].strip(" |") if index + 1 < len(lines) else ""
@@ -354,11 +367,11 @@ def _parse_frames(lines: list[str]) -> Iterator[OwnFrame]:
 
 
 def _find_package(file: str) -> str:
-    """Return the package of a file, or "" for the user's own files."""
+    """Return the package of a file ("ajet", "Python" or an installed one), or "" for the user's own file."""
     if file.startswith(_OURS):
         return "ajet"
-    if (installed := _INSTALLED.search(file)) is not None:
-        return installed["package"]
+    if (installed_match := _INSTALLED.search(file)) is not None:
+        return installed_match["package"]
     if file.startswith((_STANDARD, "<")) or _PYTHON.search(file):
         return "Python"
     return ""

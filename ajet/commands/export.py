@@ -33,9 +33,12 @@ def export(
     reuse: bool = False,
     merging: bool = False,
 ) -> Path:
-    """Write the model of `step`, or of the last checkpoint, and return the folder.
+    """Write the model of a run's checkpoint as a folder that transformers and vLLM load, and return the folder.
 
     Args:
+        run: Name or folder of the run.
+        root: Folder of all runs.
+        step: Step of the checkpoint. None: the last one.
         out: A new folder. None: `exports/step-N` in the run's folder.
         dtype: float32 or bfloat16, for a checkpoint of verl. None: the type of training.
         reuse: True to return an existing folder unchanged.
@@ -51,13 +54,13 @@ def export(
         if reuse:
             return target
         raise UserError(f"The folder {target} exists already.", do="choose another folder with --out, or delete it")
-    partial = target.with_name(f".{target.name}.partial")
+    partial_folder = target.with_name(f".{target.name}.partial")
     size = _format_size(checkpoint.path)
-    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(partial_folder, ignore_errors=True)
     with convert_os_errors(target, "the merged checkpoint" if merging else "--out"):
         if out is None:
             make_record_folder(target.parent)
-        partial.mkdir(parents=out is not None)
+        partial_folder.mkdir(parents=out is not None)
     try:
         with explain_write_errors(
             f"the model of step {checkpoint.step}",
@@ -66,29 +69,32 @@ def export(
             room=f"the size of the model: its checkpoint has {size}, including the optimizer's state",
             other_folder="" if merging else ", or choose a folder on another disk with --out",
         ):
-            write_model(partial, checkpoint, dtype)
-            write_card(folder, checkpoint, partial)
-            apply_umask(partial)
-            sync_tree(partial)
-            partial.rename(target)
+            write_model(partial_folder, checkpoint, dtype)
+            write_card(folder, checkpoint, partial_folder)
+            apply_umask(partial_folder)
+            sync_tree(partial_folder)
+            partial_folder.rename(target)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial_folder, ignore_errors=True)
         raise
     return target
 
 
 def _format_size(folder: Path) -> str:
+    """Return the size of all files in a folder as text, in MiB or GiB."""
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def find_training_run(run: str, root: Path) -> Path:
-    """Return the folder of a training run. Raises UserError."""
+    """Return the folder of a training run by its name or folder. Raises UserError if there is no such run."""
     return require_run(run, root, holding="run.json", expected="the folder of a training run with checkpoints")
 
 
 def find_model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Return the folder for loading a checkpoint's model. A backbone's own format is exported once.
+    """Return a folder from which transformers can load a checkpoint's model.
+
+    It is the checkpoint itself, or an export of it if a backbone wrote it in its own format; the export is made once.
 
     Raises:
         UserError: The checkpoint cannot be exported.
@@ -102,7 +108,11 @@ def find_model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def select_checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
-    """Return the checkpoint of `step`, or the last. Raises UserError if the checkpoint is missing or incomplete."""
+    """Return the checkpoint of `step`, or the last one for None.
+
+    Raises:
+        UserError: The checkpoint is missing or incomplete.
+    """
     complete = checkpoints.all()
     if step is None:
         checkpoints.require_whole(above=complete[-1].step if complete else -1)
@@ -119,18 +129,25 @@ def select_checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
     if folder.exists():
         raise damaged_checkpoint_error(folder, str(inspect_checkpoint(folder)))
     steps = ", ".join(str(checkpoint.step) for checkpoint in complete) or "none"
-    unfinished = (checkpoints.folder / f".step-{step}.partial").exists()
+    is_partial = (checkpoints.folder / f".step-{step}.partial").exists()
     raise UserError(
-        f"The checkpoint of step {step} is incomplete." if unfinished else f"There is no checkpoint of step {step}.",
+        f"The checkpoint of step {step} is incomplete." if is_partial else f"There is no checkpoint of step {step}.",
         where=str(checkpoints.folder),
         expected=f"one of the complete checkpoints: {steps}",
         do="trainer_common.max_checkpoints_to_keep sets how many checkpoints a run keeps"
-        if complete and not unfinished
+        if complete and not is_partial
         else "",
     )
 
 
 def write_model(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
+    """Write a checkpoint's model into the folder `target`, without optimizer and training state.
+
+    A backbone's own format is converted; Hugging Face layout is copied.
+
+    Raises:
+        UserError: The checkpoint is damaged, or cannot be converted to the number type.
+    """
     require_sound(checkpoint.path)
     if (owner := find_checkpoint_owner(checkpoint.state)) is not None:
         load_runner(owner).export(checkpoint, target, dtype)

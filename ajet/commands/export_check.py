@@ -40,7 +40,7 @@ MEAN_TOLERANCE = {"float32": 0.001, "bfloat16": 0.03}
 
 @dataclass(slots=True)
 class ExportCheck:
-    """The result of the check of an exported folder."""
+    """The result of comparing an exported folder with recorded calls: counts, and differences in words."""
 
     source: str
     """Name of the record compared with the folder."""
@@ -65,8 +65,8 @@ class ExportCheck:
 
     @property
     def problems(self) -> list[str]:
-        """Return the reasons for a failed check, or an empty list if the folder equals the run's model."""
-        allowed = MEAN_TOLERANCE[self.dtype]
+        """Return why the check failed, or [] if the exported folder behaves as the run's model."""
+        allowed_mean = MEAN_TOLERANCE[self.dtype]
         problems = [*self.other_prompts[:1], *self.other_replies[:1], *self.other_engine_replies[:1]]
         for engine, gaps in (("transformers", self.gaps), (self.engine, self.engine_gaps)):
             if gaps and max(gaps) > self.tolerance:
@@ -74,10 +74,10 @@ class ExportCheck:
                     f"{engine}: the log-probability of a token differs by {max(gaps):.2g} nats, the limit is "
                     f"{self.tolerance:g}"
                 )
-            if gaps and np.mean(gaps) > allowed:
+            if gaps and np.mean(gaps) > allowed_mean:
                 problems.append(
                     f"{engine}: log-probabilities differ by {np.mean(gaps):.2g} nats on average, the limit is "
-                    f"{allowed:g}"
+                    f"{allowed_mean:g}"
                 )
         if self.endless:
             problems.append(
@@ -89,10 +89,14 @@ class ExportCheck:
 def check_export(
     exported: Path, run: Path, step: int, *, at_most: int = 16, tolerance: float | None = None, engine: str = ""
 ) -> ExportCheck:
-    """Compare the folder with the run's samples after `step` steps.
+    """Compare an exported folder with the samples that the run took from the same weights.
 
     Args:
-        at_most: Number of calls.
+        exported: The folder.
+        run: The run's folder.
+        step: Step of the exported checkpoint.
+        at_most: Number of calls to compare.
+        tolerance: Largest gap of one token in nats. None: by number type.
         engine: "vllm" to compare vLLM's replies, too.
 
     Raises:
@@ -103,29 +107,33 @@ def check_export(
     from ajet.engine.stock_model import StockModel
 
     checkpoint = select_checkpoint(checkpoints_of(run), step)
-    source, played_in, calls = _find_recorded_calls(run, checkpoint, exported, at_most)
-    settings = load_recorded_experiment(played_in / "resolved.yaml").ajet
+    source, record_folder, calls = _find_recorded_calls(run, checkpoint, exported, at_most)
+    settings = load_recorded_experiment(record_folder / "resolved.yaml").ajet
     try:
-        fresh = StockModel(exported)
+        stock_model = StockModel(exported)
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"transformers cannot load the folder: {str(error)[:400]}", where=str(exported)) from error
-    if played_in != run:
-        sampled_in = "float32" if settings.model.dtype == "float32" else "bfloat16"
+    if record_folder != run:
+        sampling_dtype = "float32" if settings.model.dtype == "float32" else "bfloat16"
     else:
-        sampled_in = "bfloat16" if "verl" in checkpoint.state else saved_dtype(checkpoint.path)  # verl's servers' own
-    coarse = "float32" if (fresh.dtype, sampled_in) == ("float32", "float32") else "bfloat16"
-    check = ExportCheck(source, dtype=coarse, tolerance=TOLERANCE[coarse] if tolerance is None else tolerance)
+        sampling_dtype = (
+            "bfloat16" if "verl" in checkpoint.state else saved_dtype(checkpoint.path)
+        )  # verl's servers sample in it
+    coarser_dtype = "float32" if (stock_model.dtype, sampling_dtype) == ("float32", "float32") else "bfloat16"
+    check = ExportCheck(
+        source, dtype=coarser_dtype, tolerance=TOLERANCE[coarser_dtype] if tolerance is None else tolerance
+    )
     with Progress() as bars, bars.bar("check", len(calls), "calls") as bar:
         for episode, call in calls:
-            _compare_call(check, fresh, episode, call, settings.model.chat_template_kwargs)
+            _compare_call(check, stock_model, episode, call, settings.model.chat_template_kwargs)
             bar.advance()
     if engine == "vllm":
-        _check_vllm(check, fresh, exported, settings, calls)
+        _check_vllm(check, stock_model, exported, settings, calls)
     return check
 
 
 def print_check(check: ExportCheck) -> None:
-    """Print a line for each part, and whether the folder passes."""
+    """Print a line for each compared part, each problem, and whether the folder passes."""
     gaps = check.gaps
     console.print(
         f"Compared with {check.source}: {counted(check.calls, 'call')}, {counted(len(gaps), 'sampled token')}."
@@ -133,36 +141,47 @@ def print_check(check: ExportCheck) -> None:
     _print_row("template", f"{check.prompts - len(check.other_prompts)} of {check.prompts} prompts equal")
     if gaps:
         _print_row("weights", f"largest difference {max(gaps):.2g} nats, mean {np.mean(gaps):.2g} ({check.dtype})")
-    equal = f"{check.replies - len(check.other_replies)} of {check.replies} greedy replies equal"
-    _print_row("replies", equal if check.replies else "not compared: no reply was sampled greedily")
+    reply_text = f"{check.replies - len(check.other_replies)} of {check.replies} greedy replies equal"
+    _print_row("replies", reply_text if check.replies else "not compared: no reply was sampled greedily")
     _print_row(
         "ends",
         "as the folder's generation settings say" if not check.endless else f"{check.endless} replies do not end",
     )
     if check.engine_gaps:
-        same = check.engine_replies - len(check.other_engine_replies)
+        equal_replies = check.engine_replies - len(check.other_engine_replies)
         _print_row(check.engine, (
-            f"{same} of {check.engine_replies} greedy replies equal those of transformers, largest difference "
+            f"{equal_replies} of {check.engine_replies} greedy replies equal those of transformers, largest difference "
             f"{max(check.engine_gaps):.2g} nats"
             ))  # fmt: skip
     for problem in check.problems:
         print_line(f"✗ {problem}", style="red")
-    allowed = f"{check.tolerance:g} nats per token, {MEAN_TOLERANCE[check.dtype]:g} on average"
+    allowed_text = f"{check.tolerance:g} nats per token, {MEAN_TOLERANCE[check.dtype]:g} on average"
     if not check.problems:
-        print_line(f"The exported model behaves as the run's model (allowed difference: {allowed}).")
+        print_line(f"The exported model behaves as the run's model (allowed difference: {allowed_text}).")
 
 
 def _print_row(name: str, text: str) -> None:
+    """Print the result of one compared part below its name."""
     print_line(f"  {name:<9} {text}")
 
 
 def _find_recorded_calls(
     run: Path, checkpoint: Checkpoint, exported: Path, at_most: int
 ) -> tuple[str, Path, list[tuple[Episode, Call]]]:
-    """Return recorded calls with the checkpoint's weights, the name of the source, and the record's folder.
+    """Return recorded calls that were sampled from the checkpoint's weights.
 
-    The calls are from the validation after the step, else from the next training step, else from an evaluation of the
+    They come from the validation after the step, else from the next training step, else from an evaluation of the
     checkpoint.
+
+    Args:
+        exported: The exported folder, whose evaluations count too.
+        at_most: Number of calls.
+
+    Returns:
+        The name of the source for messages, the folder of its record, and (episode, call) pairs.
+
+    Raises:
+        UserError: No such call was recorded.
     """
     step, files = checkpoint.step, EpisodeFiles(run / "episodes")
     for play_step, split in ((step, "validation"), (step + 1, "train")):
@@ -189,12 +208,16 @@ def _find_recorded_calls(
 
 
 def _first_calls(episodes: Sequence[Episode], version: int | None) -> Iterator[tuple[Episode, Call]]:
-    """Yield each episode's first call without images by the policy of a version. None: of any version."""
+    """Yield each episode's first trained call without images that the given policy version sampled alone.
+
+    Args:
+        version: The policy version. None: any.
+    """
     for episode in episodes:
         for call in episode.calls:
-            is_of_version = version is None or all(part.low == part.high == version for part in call.versions)
-            plain = not any(isinstance(m.get("content"), list) for m in episode.messages)
-            if is_of_version and plain and call.trained and call.parent is None and len(call.response_ids):
+            is_of_version = version is None or all(run.low == run.high == version for run in call.versions)
+            has_no_images = not any(isinstance(message.get("content"), list) for message in episode.messages)
+            if is_of_version and has_no_images and call.trained and call.parent is None and len(call.response_ids):
                 yield episode, call
                 break
 
@@ -202,7 +225,13 @@ def _first_calls(episodes: Sequence[Episode], version: int | None) -> Iterator[t
 def _compare_call(
     check: ExportCheck, stock_model: StockModel, episode: Episode, call: Call, options: dict[str, Any]
 ) -> None:
-    """Compare a recorded call with transformers' own model: chat template, log-probabilities and greedy reply."""
+    """Compare a recorded call with transformers' own model: chat template, log-probabilities and greedy reply.
+
+    Args:
+        check: Collects the result.
+        stock_model: The exported folder, as transformers loads it.
+        options: Keyword arguments of the chat template.
+    """
     prompt, reply = prompt_ids(episode.calls, call.index), call.response_ids
     name = f"task {episode.task.task_id}"
     messages = [episode.messages[index] for index in call.messages]
@@ -212,12 +241,12 @@ def _compare_call(
         check.prompts += 1
         rendered = stock_model.prompt(messages, tools, options, episode.day)
         if not np.array_equal(rendered, prompt):
-            first_other = common_start(rendered, prompt)
+            position = common_start(rendered, prompt)
             was, now = (
-                stock_model.tokenizer.decode(ids[first_other : first_other + 12].tolist()) for ids in (prompt, rendered)
+                stock_model.tokenizer.decode(ids[position : position + 12].tolist()) for ids in (prompt, rendered)
             )
             check.other_prompts.append(
-                f"{name}: the folder's chat template differs at token {first_other}: {now!r} instead of {was!r}"
+                f"{name}: the folder's chat template differs at token {position}: {now!r} instead of {was!r}"
                 + (
                     " (ajet describes tools in the prompt of a model whose template does not support tools)"
                     if tools
@@ -231,13 +260,20 @@ def _compare_call(
     if call.temperature == 0:
         check.replies += 1
         if (
-            other := _find_other_token(reading.greedy, reading.margins, reply, check.tolerance, stock_model)
+            difference := _find_other_token(reading.greedy, reading.margins, reply, check.tolerance, stock_model)
         ) is not None:
-            check.other_replies.append(f"{name}: {other}")
+            check.other_replies.append(f"{name}: {difference}")
 
 
 def _find_other_token(greedy: Ids, margins: Any, reply: Ids, tolerance: float, stock_model: StockModel) -> str | None:
-    """Return where the model prefers another token than the reply's by more than rounding, or None."""
+    """Return where the model clearly prefers another token than the reply has, in words, or None.
+
+    Args:
+        greedy: [R] the model's preferred tokens.
+        margins: [R] nats by which the preferred token is likelier than the reply's.
+        reply: [R] the reply's tokens.
+        tolerance: Margin up to which the difference may be rounding.
+    """
     for index in np.flatnonzero(greedy != reply):
         if margins[index] > tolerance:
             now, was = (stock_model.tokenizer.decode([int(ids[index])]) for ids in (greedy, reply))
@@ -251,7 +287,7 @@ def _find_other_token(greedy: Ids, margins: Any, reply: Ids, tolerance: float, s
 def _check_vllm(
     check: ExportCheck, stock_model: StockModel, exported: Path, settings: Any, calls: Sequence[tuple[Episode, Call]]
 ) -> None:
-    """Compare each token of vLLM's greedy replies to the same prompts with transformers."""
+    """Let vLLM answer the same prompts greedily, and compare each token of its replies with transformers."""
     from ajet.engine.contract import DrawKey, Sampling, TokenRequest
     from ajet.engine.drivers import open_sampler
 
@@ -261,8 +297,11 @@ def _check_vllm(
     engine, _ = open_sampler(settings)
     check.engine = "vllm"
 
-    async def replies() -> list[tuple[Ids, Ids, Any]]:
-        async def one(episode: Episode, call: Call, number: int) -> tuple[Ids, Ids, Any]:
+    async def generate_replies() -> list[tuple[Ids, Ids, Any]]:
+        """Return (prompt, reply, log-probabilities) of each call, generated in parallel."""
+
+        async def generate_one(episode: Episode, call: Call, number: int) -> tuple[Ids, Ids, Any]:
+            """Return (prompt, greedy reply, log-probabilities at temperature 1) for the prompt of a recorded call."""
             prompt = prompt_ids(episode.calls, call.index)
             sampling = Sampling(len(call.response_ids), temperature=0.0, stop_ids=tuple(sorted(stock_model.ends)))
             ids: list[int] = []
@@ -274,16 +313,18 @@ def _check_vllm(
                 logprobs += chunk.logprobs_unit
             return prompt, np.asarray(ids, np.int32), np.asarray(logprobs, np.float32)
 
-        return list(await asyncio.gather(*(one(*each, number) for number, each in enumerate(calls))))
+        return list(
+            await asyncio.gather(*(generate_one(*episode_call, number) for number, episode_call in enumerate(calls)))
+        )
 
     try:
-        for (episode, call), (prompt, ids, logprobs) in zip(calls, asyncio.run(replies()), strict=True):
+        for (episode, call), (prompt, ids, logprobs) in zip(calls, asyncio.run(generate_replies()), strict=True):
             reading = stock_model.read(prompt, ids, call.terms.adapter)
             check.engine_gaps += np.abs(reading.logprobs - logprobs).tolist()
             check.engine_replies += 1
             if (
-                other := _find_other_token(reading.greedy, reading.margins, ids, check.tolerance, stock_model)
+                difference := _find_other_token(reading.greedy, reading.margins, ids, check.tolerance, stock_model)
             ) is not None:
-                check.other_engine_replies.append(f"vllm, task {episode.task.task_id}: {other}")
+                check.other_engine_replies.append(f"vllm, task {episode.task.task_id}: {difference}")
     finally:
         engine.close()

@@ -24,7 +24,7 @@ STORE = "store"
 
 @dataclass(frozen=True, slots=True)
 class RemovableFiles:
-    """The files to remove, or already removed."""
+    """The files of a run that can be removed, or were removed, with their sizes by kind."""
 
     run: Path
     found: FilesToRemove
@@ -38,7 +38,7 @@ class RemovableFiles:
     """Reason why the store could not be checked, or "" after a successful check."""
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as JSON values."""
+        """Return the result as JSON values, for `ajet gc --json`."""
         kinds = {kind: {"count": count, "bytes": size} for kind, (count, size) in self.sizes.items()}
         paths = {kind: [str(path) for path in self.found.paths[kind]] for kind in KINDS}
         return {"run": str(self.run), "done": self.done, "kinds": kinds, "paths": paths, "unasked": self.store_problem}
@@ -58,7 +58,15 @@ def collect_removable_files(
     checkpoints: int | None = None,
     yes: bool = False,
 ) -> RemovableFiles:
-    """List, or with `yes` remove, files beyond the bounds. None uses the run's own bound.
+    """List the files of a run beyond the retention limits, and remove them if `yes`.
+
+    Args:
+        run: Name or folder of the run.
+        root: Folder of all runs.
+        episodes: Number of newest steps whose episodes stay. None: the run's setting.
+        arrays: Number of newest steps whose token arrays stay. None: the run's setting.
+        checkpoints: Number of newest checkpoints that stay. None: the run's setting.
+        yes: True to remove the files.
 
     Raises:
         UserError: The run is live, or has no chain to record the removal.
@@ -72,8 +80,10 @@ def collect_removable_files(
     bounds = RetentionBounds(
         trainer.keep_episodes if episodes is None else episodes, trainer.keep_arrays if arrays is None else arrays
     )
-    keep = trainer.max_checkpoints_to_keep if checkpoints is None else checkpoints
-    saved = Checkpoints(checkpoints_folder(folder, trainer.checkpoint_base_dir), keep=keep, keep_best=trainer.keep_best)
+    kept_checkpoints = trainer.max_checkpoints_to_keep if checkpoints is None else checkpoints
+    run_checkpoints = Checkpoints(
+        checkpoints_folder(folder, trainer.checkpoint_base_dir), keep=kept_checkpoints, keep_best=trainer.keep_best
+    )
     lock = RunLock(folder)
     if (holder := lock.take()) is not None:
         raise UserError(
@@ -83,7 +93,7 @@ def collect_removable_files(
             "keep_arrays itself",
         )
     try:
-        removable = find_files_to_remove(folder, saved, bounds, by_hand=True)
+        removable = find_files_to_remove(folder, run_checkpoints, bounds, by_hand=True)
         sizes = {kind: (len(removable.paths[kind]), removable.size(kind)) for kind in KINDS}
         if yes and removable:
             chain = Chain(folder, key=chain_key())
@@ -93,12 +103,18 @@ def collect_removable_files(
                     where=str(folder),
                     do="resume the run once with this version of ajet, which creates the file",
                 )
-            latest = saved.latest()
+            latest = run_checkpoints.latest()
             remove_files(folder, chain, removable, step=latest.step if latest else 0, why="ajet gc")
         leftovers = find_store_leftovers(folder, remove=yes)
     finally:
         lock.release()
     sizes[STORE] = leftovers.count, leftovers.size
     return RemovableFiles(
-        folder, removable, bounds, keep, sizes, yes and bool(removable or leftovers.count), leftovers.why_not
+        folder,
+        removable,
+        bounds,
+        kept_checkpoints,
+        sizes,
+        yes and bool(removable or leftovers.count),
+        leftovers.why_not,
     )

@@ -93,40 +93,42 @@ class GpuMemory:
 
 
 def estimate_memory(size: ModelSize, settings: AjetConfig, gpu: GpuType) -> GpuMemory:
-    """Return the memory held by each GPU.
+    """Return the memory that each GPU needs during a step: in the update, and while the engine samples.
 
     Args:
         size: The model's size. All zeros but `parameters` if the architecture is not known.
+        settings: The settings of the run.
         gpu: The type of all GPUs.
     """
     trainer, rollout = settings.trainer_common, settings.rollout
-    gpus = count_gpus(settings)
-    trained = count_trained_weights(size, settings)
+    gpu_count = count_gpus(settings)
+    trained_weights = count_trained_weights(size, settings)
     has_adapters = bool(trainer.lora.total_rank)
-    weights = 4 * (size.parameters + (trained if has_adapters else 0)) / gpus
-    optimizer = MOMENTS * trained / gpus
-    reference = 4 * size.parameters / gpus if settings.needs_reference_model and not has_adapters else 0
+    # Bytes per parameter: 4 in the trainer's float32, 2 in the engine's bfloat16.
+    weights = 4 * (size.parameters + (trained_weights if has_adapters else 0)) / gpu_count
+    optimizer = MOMENTS * trained_weights / gpu_count
+    reference = 4 * size.parameters / gpu_count if settings.needs_reference_model and not has_adapters else 0
     resident_reference = reference if not trainer.fsdp_config.param_offload else 0
     resident = (0 if trainer.fsdp_config.param_offload else weights + reference) + (
         0 if trainer.fsdp_config.optimizer_offload else optimizer
     )
-    split = trainer.ulysses_sequence_parallel_size
-    tokens = max(trainer.micro_batch_tokens, math.ceil(count_longest_sample(settings) / split))
-    engine = 2 * size.parameters / rollout.tensor_model_parallel_size
-    cache = max(0.0, rollout.gpu_memory_utilization * gpu.memory - engine)
-    each = estimate_cache(size, width=2) / rollout.tensor_model_parallel_size
+    sequence_parts = trainer.ulysses_sequence_parallel_size
+    tokens = max(trainer.micro_batch_tokens, math.ceil(count_longest_sample(settings) / sequence_parts))
+    engine_weights = 2 * size.parameters / rollout.tensor_model_parallel_size
+    cache = max(0.0, rollout.gpu_memory_utilization * gpu.memory - engine_weights)
+    bytes_per_token = estimate_cache(size, width=2) / rollout.tensor_model_parallel_size
     return GpuMemory(
         weights=weights,
-        gradients=4 * trained / gpus,
+        gradients=4 * trained_weights / gpu_count,
         optimizer=optimizer,
         reference=resident_reference,
         gathered=4 * size.parameters / size.layers if size.layers else 0,
         activations=estimate_activations(size, settings, tokens, width=2),
         logits=max(LOGIT_BYTES * size.vocabulary * tokens, LOGITS if size.vocabulary else 0),
-        engine_weights=engine,
+        engine_weights=engine_weights,
         cache=cache,
         resident=resident,
-        cache_tokens=int(cache / each) if each else 0,
+        cache_tokens=int(cache / bytes_per_token) if bytes_per_token else 0,
     )
 
 
@@ -140,28 +142,35 @@ def estimate_seconds(
         bandwidth: share of the GPU's peak bandwidth that is reached, from 0 to 1.
     """
     rollout, trainer = settings.rollout, settings.trainer_common
-    flops, moved = gpu.flops * compute, gpu.bandwidth * bandwidth
+    flops_per_second, bytes_per_second = gpu.flops * compute, gpu.bandwidth * bandwidth
     longest = count_longest_sample(settings)
     prompt = min(settings.data.max_prompt_length, longest)
     reply = min(settings.data.max_response_length, longest)
     episodes = settings.data.train_batch_size * rollout.num_repeat
 
-    forward = 2.0 * size.parameters + 2.0 * size.layers * size.hidden * longest
+    flops_per_token = 2.0 * size.parameters + 2.0 * size.layers * size.hidden * longest
+    # Forward and backward cost 3 forwards, recomputed activations 1; scoring by policy and reference 1 each.
     passes = (4 if trainer.gradient_checkpointing else 3) + 1 + settings.needs_reference_model
-    update = passes * forward * episodes * longest / (count_gpus(settings) * flops)
+    update_seconds = passes * flops_per_token * episodes * longest / (count_gpus(settings) * flops_per_second)
 
-    split = rollout.tensor_model_parallel_size
-    rows = math.ceil(episodes * split / count_gpus(settings))
+    gpus_per_engine = rollout.tensor_model_parallel_size
+    rows = math.ceil(episodes * gpus_per_engine / count_gpus(settings))
     cached_rows = estimate_memory(size, settings, gpu).cache_tokens // longest
-    at_once = max(1, min(rows, rollout.max_num_seqs, cached_rows or rows))
-    bytes_read = 2.0 * size.parameters + estimate_cache(size, width=2) * at_once * (prompt + reply / 2)
-    token = max(bytes_read / moved, 2.0 * size.parameters * at_once / flops) / split
-    prefill = 2.0 * size.parameters * at_once * prompt / (split * flops)
-    return math.ceil(rows / at_once) * (prefill + reply * token), update
+    rows_at_once = max(1, min(rows, rollout.max_num_seqs, cached_rows or rows))
+    bytes_read = 2.0 * size.parameters + estimate_cache(size, width=2) * rows_at_once * (prompt + reply / 2)
+    token_seconds = (
+        max(bytes_read / bytes_per_second, 2.0 * size.parameters * rows_at_once / flops_per_second) / gpus_per_engine
+    )
+    prefill_seconds = 2.0 * size.parameters * rows_at_once * prompt / (gpus_per_engine * flops_per_second)
+    return math.ceil(rows / rows_at_once) * (prefill_seconds + reply * token_seconds), update_seconds
 
 
 def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> Iterator[tuple[str, str]]:
-    """Yield the rows of a plan: memory and time."""
+    """Yield the rows (label, text) of a plan with the estimated memory and time of a step.
+
+    Args:
+        name: Model of the GPUs.
+    """
     gpu = GPUS[name]
     memory = estimate_memory(size, settings, gpu)
     parts = {
@@ -195,28 +204,28 @@ def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> I
     )
     compute_use = f"{COMPUTE_USE[0]:.0%} to {COMPUTE_USE[1]:.0%} of {gpu.flops / 1e12:.0f} TFLOP/s"
     bandwidth_use = f"{BANDWIDTH_USE[0]:.0%} to {BANDWIDTH_USE[1]:.0%} of {gpu.bandwidth / 1e12:.2f} TB/s"
-    a_step, sampling, update = (
+    step, sampling_time, update_time = (
         f"{format_seconds(low)} to {format_seconds(high)}"
         for low, high in ((sum(best), sum(worst)), (best[0], worst[0]), (best[1], worst[1]))
     )
     yield (
         "time",
         (
-            f"estimated, not measured: {a_step} per step with replies of full length (sampling {sampling}, update "
-            f"{update}), at {compute_use} and {bandwidth_use}; formulas: docs/sizes.md"
+            f"estimated, not measured: {step} per step with replies of full length (sampling {sampling_time}, update "
+            f"{update_time}), at {compute_use} and {bandwidth_use}; formulas: docs/sizes.md"
         ),
     )
 
 
 def count_gpus(settings: AjetConfig) -> int:
-    """Return the number of all GPUs, at least 1."""
+    """Return the number of GPUs on all nodes, at least 1."""
     return max(1, settings.trainer_common.nnodes * settings.trainer_common.n_gpus_per_node)
 
 
 def find_own_gpu(experiment: Experiment, *, on_cluster: bool = False) -> GpuName | None:
-    """Return the GPU for a run started on this machine.
+    """Return the type of GPU on which a run started on this machine would train, or None if it trains on the CPU.
 
-    None for a run on the CPU, H100 if the GPU is not known.
+    An unknown GPU counts as an H100.
 
     Args:
         on_cluster: True if the run joins a cluster, whose machines have GPUs.

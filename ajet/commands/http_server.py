@@ -25,14 +25,14 @@ _POLL_S = 0.1
 
 
 def read_key(variable: str, *, do: str, or_else: str = ", or a .env file") -> str | None:
-    """Return the key in the environment variable, or None if the variable is not set.
+    """Return the clients' API key from an environment variable, or None if the variable is not set.
 
     Args:
-        do: Advice for a user who sets no key.
+        do: Advice on how to set a key, for the error.
         or_else: Other places where the key may have been set.
 
     Raises:
-        UserError: The value is no key.
+        UserError: The value is guessable, or an HTTP header cannot carry it.
     """
     key = os.environ.get(variable)
     if key is None or (key.isascii() and key.isprintable() and " " not in key and count_bits(key) >= KEY_BITS):
@@ -46,19 +46,22 @@ def read_key(variable: str, *, do: str, or_else: str = ", or a .env file") -> st
 
 
 def count_bits(key: str) -> float:
-    """Return the maximum entropy of the key in bits, for the smallest usual alphabet of its characters."""
+    """Return how many bits of randomness a key of this length has at most, in the smallest usual alphabet."""
     alphabets = (string.digits, string.hexdigits[:16], string.ascii_letters + string.digits + "-_")
-    letters = next((len(set(alphabet)) for alphabet in alphabets if set(key) <= set(alphabet)), 94)
-    return len(key) * math.log2(letters) if len(set(key)) > 7 else 0.0
+    alphabet_size = next((len(set(alphabet)) for alphabet in alphabets if set(key) <= set(alphabet)), 94)
+    # Few different characters: a person's choice, such as 1111….
+    return len(key) * math.log2(alphabet_size) if len(set(key)) > 7 else 0.0
 
 
 def serve_until_ended(
     interrupts: Interrupts, wait: Callable[[], None], is_idle: Callable[[], bool], *, grace: float = GRACE_S
 ) -> None:
-    """Call `wait` until a signal. After SIGTERM wait until no request is open, and return.
+    """Serve until a signal. At SIGTERM, wait until no request is open or the grace period ends, and return.
 
     Args:
-        wait: Waits for a while. Python handles a signal just before a wait only after the wait.
+        wait: Waits for a short time; called again and again, because Python handles a signal only between calls.
+        is_idle: Returns True if no request is open.
+        grace: Seconds for open requests after SIGTERM.
 
     Raises:
         KeyboardInterrupt: At Ctrl-C.

@@ -97,7 +97,7 @@ class AgentJetJob:
             self._set_keys({"experiment_name": f"{self.experiment_name}_{time.strftime('%Y%m%d-%H%M%S')}"})
 
     def _load_yaml(self, path: Path) -> None:
-        """Read the content of a YAML. Relative paths start from the YAML's folder."""
+        """Take over the content of a YAML, whose relative paths start from its folder."""
         from ajet.config import load_experiment
         from ajet.config.document import read_document
 
@@ -108,7 +108,11 @@ class AgentJetJob:
         self._tree |= {"experiment_name": experiment.name, "base_dir": str(experiment.base)}
 
     def __getattr__(self, name: str) -> Any:
-        """Return the present value of a setting, by argument name. Raises ConfigError."""
+        """Return the present value of a setting by the name of its argument, such as `job.batch_size`.
+
+        Raises:
+            ConfigError: The settings cannot be composed.
+        """
         if name not in KEYS:
             raise AttributeError(
                 f"a job has no attribute {name!r}; `job.config.ajet` has every key of the configuration"
@@ -120,7 +124,10 @@ class AgentJetJob:
 
     @property
     def config(self) -> View:
-        """The present settings with defaults, for reading: `job.config.ajet.rollout.num_repeat`. Raises ConfigError."""
+        """The present settings with all defaults, read-only: `job.config.ajet.rollout.num_repeat`.
+
+        Raises ConfigError if the settings cannot be composed.
+        """
         return self.experiment().config
 
     @shorten_uncaught_errors
@@ -149,12 +156,13 @@ class AgentJetJob:
         training_split: str | None = None,
         validation_split: str | None = None,
     ) -> AgentJetJob:
-        """Set the tasks.
+        """Set the tasks of the job, and return the job.
 
         Args:
             type: Name of a reader. "hf", "huggingface", "jsonl" and "dummy" are short names.
             dataset_path: The reader's source: a data set of the hub, a file, a folder, traces, a service's address.
-            validation_split: The held-out split. Without a split, a reader of files has no validation.
+            training_split: The training split, or the file of it. None: the reader's default.
+            validation_split: The held-out split, or the file of it. Without it, a reader of files has no validation.
 
         Raises:
             UserError: The reader has no key for an argument.
@@ -170,27 +178,34 @@ class AgentJetJob:
         return self._set_keys({path.replace("__", "."): value for path, value in values.items()})
 
     def _set_keys(self, values: Mapping[str, Any]) -> AgentJetJob:
+        """Set keys below `ajet` by their dotted names, create missing sections, and return the job.
+
+        Raises:
+            UserError: A key lies below a value that is no section.
+        """
         for path, value in values.items():
-            node = self._tree
+            section = self._tree
             *parents, leaf = path.split(".")
             for part in parents:
-                if node.get(part) is None:
-                    node[part] = {}
-                node = node[part]
-                if not isinstance(node, dict):
+                if section.get(part) is None:
+                    section[part] = {}
+                section = section[part]
+                if not isinstance(section, dict):
                     raise UserError(
-                        f"{path} cannot be set, because {part} is {node!r} there, not a section.", where=f"ajet.{path}"
+                        f"{path} cannot be set, because {part} is {section!r} there, not a section.",
+                        where=f"ajet.{path}",
                     )
-            node[leaf] = value
+            section[leaf] = value
         return self
 
     def _remove_key(self, path: str) -> None:
-        node: Any = self._tree
+        """Remove a key below `ajet`, by its dotted name, if it is set."""
+        section: Any = self._tree
         *parents, leaf = path.split(".")
         for part in parents:
-            node = node.get(part) if isinstance(node, dict) else None
-        if isinstance(node, dict):
-            node.pop(leaf, None)
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(leaf, None)
 
     @shorten_uncaught_errors
     def set_section(self, name: str, /, **values: Any) -> AgentJetJob:
@@ -209,7 +224,11 @@ class AgentJetJob:
 
     @shorten_uncaught_errors
     def dump_job_as_yaml(self, path: str | Path) -> Path:
-        """Write the YAML for `ajet --conf`, and its folder. Raises ConfigError if `tune()` would refuse the job."""
+        """Write the job as a YAML for `ajet --conf`, with its folder, and return the path.
+
+        Raises:
+            ConfigError: `tune()` would refuse the job.
+        """
         from ajet.config.document import dump_yaml
 
         self.experiment()
@@ -237,10 +256,11 @@ class AgentJetJob:
         """Run the job in this process and return the run directory. The arguments are the flags of `ajet --conf`.
 
         Args:
-            backbone: For this run only.
-            rehearsal: False is `--no-rehearsal`.
-            debug: Tags of `bp("TAG")`.
-            services: NAME of each `--with-NAME`.
+            backbone: Backbone of this run only. None: the job's.
+            rehearsal: False to start without a trial update.
+            debug: Tags of the breakpoints `bp("TAG")` at which the run stops, separated by |.
+            services: Names of services of `ajet.services` to start.
+            prefix: Prefix for the names of the services' log files.
 
         Raises:
             UserError: The user can correct the cause.
@@ -269,12 +289,15 @@ class AgentJetJob:
 
     @shorten_uncaught_errors
     def plan(self, *, backbone: str | None = None, services: Sequence[str] = ()) -> None:
-        """Check everything and print the plan, as `--dry-run` does. Raises UserError."""
+        """Check everything and print the plan of a run, as `--dry-run` does.
+
+        Raises UserError if a run would be refused.
+        """
         from ajet.commands.plan import show_plan
         from ajet.record.console import print_line
 
-        started = show_plan(self._compose_experiment(backbone=backbone or self.backbone), services)
-        print_line(f"{started}.")
+        outcome_text = show_plan(self._compose_experiment(backbone=backbone or self.backbone), services)
+        print_line(f"{outcome_text}.")
 
     @shorten_uncaught_errors
     def sft(
@@ -292,8 +315,9 @@ class AgentJetJob:
 
         Args:
             data: JSON Lines files.
-            from_run: A recorded run. The best episodes of the run are learned.
+            from_run: A recorded run, whose best episodes are learned.
             objective: "sft", or "dpo" for pairs with a chosen and a rejected reply.
+            validation: JSON Lines files of held-out rows.
             name: Name of this run. None: `NAME_sft`.
 
         Returns:
@@ -316,14 +340,14 @@ class AgentJetJob:
 
     @shorten_uncaught_errors
     def experiment(self) -> Experiment:
-        """Return the composed experiment for `tune()`. Raises ConfigError."""
+        """Return the experiment that `tune()` would run. Raises ConfigError if the settings cannot be composed."""
         from ajet.config import Experiment
 
         tree = {"ajet": self._tree, **self._other_sections}
         return Experiment.from_dict(tree, base=self._base, from_python=True, base_document=self._base_document)
 
     def _compose_experiment(self, **values: Any) -> Experiment:
-        """Return the experiment with other values for one run. Raises ConfigError."""
+        """Return the experiment with other values for one run, given by dotted key. The job itself is not changed."""
         tree, self._tree = self._tree, deepcopy(self._tree)
         try:
             return self._set_keys(values).experiment()
@@ -331,7 +355,7 @@ class AgentJetJob:
             self._tree = tree
 
     def _launch_run(self, options: LaunchOptions, **values: Any) -> Path:
-        """Run the experiment with other values, and return the run directory."""
+        """Run the experiment with other values, given by dotted key, and return the run directory."""
         from ajet.commands.launch import run_experiment
         from ajet.record.logs import show_logs_in_program
 
@@ -352,14 +376,19 @@ class Tuned:
 
     @classmethod
     def of(cls, folder: Path) -> Tuned:
-        """Return the result of the run in `folder`. Raises UserError if the checkpoint cannot be converted."""
+        """Return the result of the run in `folder`, read from its record.
+
+        Raises UserError if the model cannot be exported.
+        """
         from ajet.commands.export import find_model_folder
         from ajet.record.checkpoints import checkpoints_of
         from ajet.record.files import read_rows
 
         checkpoints = checkpoints_of(folder)
         checkpoint = checkpoints.best() or checkpoints.latest()
-        rows = [row["train/reward"] for row in read_rows(folder / "metrics.jsonl") if "train/reward" in row]
+        rewards = [row["train/reward"] for row in read_rows(folder / "metrics.jsonl") if "train/reward" in row]
         return cls(
-            folder, find_model_folder(folder, checkpoint) if checkpoint else None, [r for r in rows if r is not None]
+            folder,
+            find_model_folder(folder, checkpoint) if checkpoint else None,
+            [reward for reward in rewards if reward is not None],
         )

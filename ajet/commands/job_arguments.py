@@ -53,19 +53,19 @@ KEYS: Mapping[str, str] = {
 
 
 def collect_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by key, without arguments that are None.
+    """Return the values of AgentJetJob's arguments by the dotted key each sets, without arguments that are None.
 
     Raises:
-        UserError: Two names of one key have different values.
+        UserError: Two arguments of the same key have different values.
     """
     collected: dict[str, tuple[str, Any]] = {}
     for name, value in arguments.items():
         if name not in KEYS or value is None:
             continue
-        other, earlier = collected.setdefault(KEYS[name], (name, value))
-        if earlier != value:
+        first_name, first_value = collected.setdefault(KEYS[name], (name, value))
+        if first_value != value:
             raise UserError(
-                f"{other}={earlier!r} and {name}={value!r} set the same key twice.",
+                f"{first_name}={first_value!r} and {name}={value!r} set the same key twice.",
                 where=f"ajet.{KEYS[name]}, as given in Python",
                 do="pass only one of them",
             )
@@ -73,7 +73,13 @@ def collect_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_reference(code: Any) -> str:
-    """Return a text unchanged, or the reference to a class or function. Raises UserError."""
+    """Return the reference to a class or function, such as `/path/workflow.py->MyWorkflow`.
+
+    A text is returned unchanged.
+
+    Raises:
+        UserError: No reference can name the code, as for a class within a function.
+    """
     if isinstance(code, str):
         return code
     name = getattr(code, "__qualname__", repr(code))
@@ -91,10 +97,9 @@ def make_reference(code: Any) -> str:
 
 
 def make_live_reference(code: Any) -> Any:
-    """Return a reference into the running program for the program's own code, because loading the file would run it
-    again.
+    """Return a reference into the running program for the program's own code, and any other code unchanged.
 
-    Code of any other module is returned unchanged.
+    Loading the program's file instead would run the program again.
 
     Raises:
         UserError: The code has no name in the program, or the name was rebound.
@@ -112,7 +117,7 @@ def make_live_reference(code: Any) -> Any:
 
 
 def list_paths(files: str | Path | Sequence[str | Path] | None) -> list[str] | None:
-    """Return the paths as text, or None for None."""
+    """Return one or several paths as a list of texts, or None for None."""
     if files is None:
         return None
     return [str(file) for file in ([files] if isinstance(files, (str, Path)) else files)]
@@ -183,6 +188,7 @@ def collect_reader_keys(reader: str, path: str, training: str | None, validation
 
 
 def _find_keys(reader: str) -> ReaderFields | None:
+    """Return the keys of a reader's section for path and splits, or None if the reader has none."""
     if reader in READER_FIELDS:
         return READER_FIELDS[reader]
     part = find_part("reader", reader)
@@ -190,7 +196,18 @@ def _find_keys(reader: str) -> ReaderFields | None:
 
 
 def _find_file(path: str, split: str | None, reader: str, default: str, keys: ReaderFields) -> str | None:
-    """Return the file of a split: `split` if it is a file, or the file of the same name in the folder `path`."""
+    """Return the file of a split for a reader that has a file per split, or None for the default split.
+
+    Args:
+        path: The argument `dataset_path`: a file, or a folder with a file per split.
+        split: The split's name or file. None: not set.
+        reader: Name of the reader, for the error.
+        default: Name of the default split.
+        keys: The reader's keys.
+
+    Raises:
+        UserError: The reader has no such split.
+    """
     if split is None or split.endswith(_FILE_ENDINGS) or "/" in split:
         return split
     if keys.folders and path and not path.endswith(_FILE_ENDINGS):
@@ -201,6 +218,11 @@ def _find_file(path: str, split: str | None, reader: str, default: str, keys: Re
 
 
 def _refuse_value(what: str, value: str, reader: str) -> UserError:
+    """Return the error for a path or split that a reader cannot use.
+
+    Args:
+        what: "path" or "split".
+    """
     names = ", ".join(name for name in find_all_parts("reader") if _find_keys(name))
     return UserError(
         f"The reader {reader} has no key for the {what} {value!r}.",

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 
 def launch(experiment: Experiment, options: LaunchOptions) -> int:
-    """Train, debug or plan the experiment, and return the exit code 0.
+    """Train or debug the experiment, or print its plan, and return the exit code 0.
 
-    Raises UserError, KeyboardInterrupt, or any other exception of a defect.
+    Raises:
+        UserError: The user can correct the cause.
+        KeyboardInterrupt: The run was interrupted, after saving.
     """
     if options.dry_run:
         from ajet.commands.plan import dry_run
@@ -45,9 +47,9 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
 def run_experiment(experiment: Experiment, options: LaunchOptions) -> Path:
     """Run the experiment and return the run's folder.
 
-    It is another folder than the configured one if an earlier run occupies that one. Raises as `launch`.
+    If a live run occupies the configured folder, the folder is NAME-2, for example. Raises as `launch`.
     """
-    experiment, overridden = apply_sections(experiment, options.from_store)
+    experiment, overridden_text = apply_sections(experiment, options.from_store)
     experiment.require_ready()
     if options.debug_tags:
         from ajet.workflow.breakpoint import activate
@@ -56,9 +58,9 @@ def run_experiment(experiment: Experiment, options: LaunchOptions) -> Path:
 
     from ajet.record import RunDirectory
 
-    trains = "trains" in experiment.backbone.can
+    is_training = "trains" in experiment.backbone.can
     require_launchable(experiment, options.from_store, here=True)
-    if trains and experiment.ajet.sft.objective is None:
+    if is_training and experiment.ajet.sft.objective is None:
         load_runner(experiment.backbone).require(experiment, options)
     if options.from_store is not None:
         from ajet.store import require_store
@@ -67,7 +69,7 @@ def run_experiment(experiment: Experiment, options: LaunchOptions) -> Path:
     run = RunDirectory.open(
         experiment,
         root=experiment.root,
-        kind="train" if trains else "debug",
+        kind="train" if is_training else "debug",
         resume=options.resume or experiment.ajet.trainer_common.resume,
         fresh=options.fresh,
     )
@@ -85,18 +87,18 @@ def run_experiment(experiment: Experiment, options: LaunchOptions) -> Path:
         enter_launch_flags(run, options.flags),
         enter_run_hooks(experiment, run.path, options.services, options.prefix),
     ):
-        if overridden:
-            logger.warning("{}", overridden)
-        if trains:
+        if overridden_text:
+            logger.warning("{}", overridden_text)
+        if is_training:
             from ajet.store import require_own_store
 
             require_own_store(experiment, run.path)
         require_services(experiment)
         require_tools_fit(experiment)
         prepare_judge(experiment, run)
-        steps = experiment.ajet.trainer_common.total_training_steps if trains else None
+        steps = experiment.ajet.trainer_common.total_training_steps if is_training else None
         run.status.set(phase="loading", step=0, steps=steps, pid=os.getpid())
-        if trains:
+        if is_training:
             _train_run(experiment, run, options, interrupts)
         else:
             from ajet.commands.debug import debug_run
@@ -106,7 +108,7 @@ def run_experiment(experiment: Experiment, options: LaunchOptions) -> Path:
 
 
 def _train_run(experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts) -> None:
-    """Train, then print the summary of the run."""
+    """Train on given replies or by reinforcement learning, then print the run's summary."""
     from ajet.commands.progress import TrainingProgress
     from ajet.commands.summary import print_summary
     from ajet.train.sink import RunSink
@@ -127,13 +129,13 @@ def _train_run(experiment: Experiment, run: RunDirectory, options: LaunchOptions
 
 @contextmanager
 def enter_launch_flags(run: RunDirectory, flags: Iterable[str]) -> Iterator[None]:
-    """Enter the contexts of plug-in flags (`--with-NAME`) around a run.
+    """Within the block, keep open what the plug-ins' flags of the launch (`--with-NAME`) put around the run.
 
     Raises:
         UserError: A flag's code cannot be loaded.
     """
     launch_flags = find_launch_flags()
-    with ExitStack() as around:
+    with ExitStack() as exit_stack:
         for name in flags:
             if launch_flags[name].around:
                 hook, problem = try_load(launch_flags[name].around)
@@ -142,13 +144,13 @@ def enter_launch_flags(run: RunDirectory, flags: Iterable[str]) -> Iterator[None
                         f"--with-{name} cannot be used: {problem}.",
                         do="omit the flag, or repair the package of the plug-in",
                     )
-                around.enter_context(hook(run))
+                exit_stack.enter_context(hook(run))
         yield
 
 
 @contextmanager
 def record_run(experiment: Experiment, run: RunDirectory, *, serving: bool = False) -> Iterator[None]:
-    """Warn of settings without effect, then record within the block how the run ends.
+    """Warn of settings without effect, then run the block, and record in the run's status how it ended.
 
     Args:
         serving: True in `ajet serve`.
@@ -158,10 +160,10 @@ def record_run(experiment: Experiment, run: RunDirectory, *, serving: bool = Fal
 
     is_sft = experiment.ajet.sft.objective is not None
     scope = "in ajet serve" if serving else "in ajet sft" if is_sft else f"on the backbone {experiment.ajet.backbone}"
-    if unwritable := explain_unwritable_cache():
-        logger.warning("{}", unwritable)
-    if idle := format_idle_keys(experiment.list_idle_keys(serving=serving), scope):
-        logger.info("{}", idle)
+    if cache_problem := explain_unwritable_cache():
+        logger.warning("{}", cache_problem)
+    if idle_text := format_idle_keys(experiment.list_idle_keys(serving=serving), scope):
+        logger.info("{}", idle_text)
     if not serving:
         warn_of_unconfined(experiment)
     with close_with_outcome(run):
@@ -169,7 +171,7 @@ def record_run(experiment: Experiment, run: RunDirectory, *, serving: bool = Fal
 
 
 def warn_of_unconfined(experiment: Experiment) -> None:
-    """Warn if model-written code would run with the current user's rights."""
+    """Warn if code written by the model would run with the rights of the current user (`environment.sandbox: none`)."""
     if experiment.ajet.environment.sandbox == "none":
         logger.warning(
             "environment.sandbox is none: code of `tuner.sandbox()` runs as the current user, without confinement"
@@ -178,9 +180,9 @@ def warn_of_unconfined(experiment: Experiment) -> None:
 
 @contextmanager
 def close_with_outcome(run: RunDirectory) -> Iterator[None]:
-    """Close the run after the block and record how the run ended.
+    """Run the block, record how the run ended, and close the run.
 
-    A user's mistake without any episode leaves no record, unless the run can be continued.
+    A user's mistake leaves no record if no episode was played, unless the run can be continued.
     """
     outcome = "failed"
     try:
@@ -190,8 +192,8 @@ def close_with_outcome(run: RunDirectory) -> Iterator[None]:
         outcome = "interrupted"
         raise
     except Exception as error:
-        text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        run.status.set(problem=text)
+        problem = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        run.status.set(problem=problem)
         if isinstance(error, ServiceUnreachableError):
             outcome = "interrupted"
         elif isinstance(error, UserError) and not isinstance(error, RunFailed):

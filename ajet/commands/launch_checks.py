@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 
 def require_launchable(experiment: Experiment, from_store: Address | None = None, *, here: bool = False) -> None:
-    """Raise UserError for every error of a launch that can be found without model, run folder or port.
+    """Raise UserError for everything wrong with a training start that can be found without model, run folder or port.
 
     Args:
+        from_store: Store of episodes that samplers play. None: this command plays them.
         here: True if the run is for this machine.
     """
     refuse_untrainable(experiment, remote=from_store is not None)
@@ -39,7 +40,7 @@ def require_launchable(experiment: Experiment, from_store: Address | None = None
 
 
 def refuse_untrainable(experiment: Experiment, *, remote: bool = False) -> None:
-    """Raise UserError if the algorithm or the engine cannot train, unless the run does not train.
+    """Raise UserError if the algorithm, the curriculum or the engine makes training impossible. Debug runs pass.
 
     Args:
         remote: True if sampler processes, which have no access to a teacher model, run the attempts.
@@ -75,22 +76,28 @@ _TEACHERS = frozenset({"teacher", "distribution", "privileged"})
 
 
 def require_teacher(experiment: Experiment) -> None:
-    """Raise UserError if the teacher model is missing. Loads no weights of the policy."""
-    needed = load_algorithm(experiment).needs & {"teacher", "distribution"}
-    if needed and experiment.ajet.trainer_common.algorithm.teacher.path is not None:
+    """Raise UserError if the algorithm needs a teacher model that is missing. Loads no weights."""
+    needed_kinds = load_algorithm(experiment).needs & {"teacher", "distribution"}
+    if needed_kinds and experiment.ajet.trainer_common.algorithm.teacher.path is not None:
         from ajet.backbone.local.requirements import teacher_source
 
         teacher_source(experiment, weights=False)
 
 
 def _is_shipped(workflow: str) -> bool:
-    """True for a reference to code shipped with ajet, except by a name exported by `ajet` or `ajet.workflow`."""
+    """Return True for a reference to code that ships with ajet.
+
+    Names that users import from `ajet` or `ajet.workflow` do not count.
+    """
     module = parse_reference(workflow).place if is_reference(workflow) else ""
     return module.partition(".")[0] in list_packages() and module not in _EXPORTING
 
 
 def require_rewards(experiment: Experiment) -> None:
-    """Raise ConfigError if a workflow of ajet sets no reward, and no judge, scorer or teacher does."""
+    """Raise ConfigError if nothing gives rewards: a workflow of ajet's own that sets none, without judge or scorer.
+
+    A user's own workflow passes, because its code may return a reward. So does an algorithm that learns from a teacher.
+    """
     from ajet.rollout.components import load_workflow
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
@@ -98,8 +105,8 @@ def require_rewards(experiment: Experiment) -> None:
     judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
     if workflow is None or not (find_part("workflow", workflow) or _is_shipped(workflow)):
         return  # a user's own code may return a reward
-    own_types = judge.judge_type != "customized_protocol"
-    if own_types or judge.judge_protocol or judge.scorer or judge.scorers or judge.stages:
+    has_own_judge_type = judge.judge_type != "customized_protocol"
+    if has_own_judge_type or judge.judge_protocol or judge.scorer or judge.scorers or judge.stages:
         return
     reader = find_part("reader", experiment.ajet.task_reader.type)
     if reader is not None and reader.scorer:
@@ -112,10 +119,10 @@ def require_rewards(experiment: Experiment) -> None:
     opened_judge.let_go()
     if opened_judge.judges:
         return
-    reward = next((key for key in find_unread_keys(list_user_layers(experiment.layers)) if key.ours == JUDGE), None)
+    reward_key = next((key for key in find_unread_keys(list_user_layers(experiment.layers)) if key.ours == JUDGE), None)
     raise ConfigError(
         f"The workflow {workflow} sets no reward, and no judge is set that computes one.",
         where=experiment.layers.locate(("ajet", "rollout", "user_workflow"), value=True),
         expected=f"{JUDGE}: reward.py->reward, or ajet.task_judge.scorer",
-        do=f"set {JUDGE}: {reward.value}" if reward else "see docs/judges.md and docs/scorers.md",
+        do=f"set {JUDGE}: {reward_key.value}" if reward_key else "see docs/judges.md and docs/scorers.md",
     )

@@ -35,11 +35,14 @@ SHOWN_POINTS = 12
 
 
 def write_card(folder: Path, checkpoint: Checkpoint, target: Path | None = None) -> Path:
-    """Write the card of a checkpoint of the run in `folder`, into `target` or the run's folder.
+    """Write the model card of a checkpoint of the run in `folder`, and return its path.
+
+    Args:
+        target: Folder of the card. None: the run's folder.
 
     Raises:
-        UserError: the record cannot be read.
-        OSError: the card cannot be written.
+        UserError: The record cannot be read.
+        OSError: The card cannot be written.
     """
     card = (target or folder) / CARD_FILE
     write_atomically(card, SHAPES_ONLY(make_card(folder, checkpoint)))
@@ -47,7 +50,11 @@ def write_card(folder: Path, checkpoint: Checkpoint, target: Path | None = None)
 
 
 def make_card(folder: Path, checkpoint: Checkpoint) -> str:
-    """Return the model card as Markdown. Raises UserError."""
+    """Return the model card of a checkpoint as Markdown, from the record of the run in `folder`.
+
+    Raises:
+        UserError: The record cannot be read.
+    """
     if not os.path.lexists(folder / "resolved.yaml"):
         title = f"# {flatten_text(folder.name)}, step {checkpoint.step}"
         return f"{title}\n\nThe record has no resolved.yaml, so the settings are unknown.\n"
@@ -56,7 +63,7 @@ def make_card(folder: Path, checkpoint: Checkpoint) -> str:
     rows = list(read_rows(metrics))
     rows = [row for row in rows if row.get("step", 0) <= checkpoint.step]
     base = flatten_text(settings.model.path)
-    parts = [
+    sections = [
         f"---\nbase_model: {json.dumps(base)}\nlibrary_name: transformers\ntags: [ajet]\n---",
         f"# {flatten_text(folder.name)}, step {checkpoint.step}",
         (
@@ -69,22 +76,24 @@ def make_card(folder: Path, checkpoint: Checkpoint) -> str:
         "## Evaluation\n\n" + _describe_evaluations(folder, checkpoint, settings.model.path),
         "## Versions\n\n" + _list_versions(folder),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(sections) + "\n"
 
 
 def _describe_training(settings: AjetConfig) -> str:
+    """Return how the model was trained, in one phrase: method, learning rate, batch size, adapters."""
     trainer = settings.trainer_common
     method = settings.sft.objective or f"reinforcement learning ({trainer.algorithm.adv_estimator})"
     rank = trainer.lora.rank
     adapters = f", LoRA of rank {rank} (merged; the adapter itself is in `adapter/`)" if rank else ", all weights"
-    if several := [
+    if adapter_list := [
         f"{flatten_text(name)} (rank {trainer.lora.resolve_adapter(name).rank})" for name in trainer.lora.adapters
     ]:
-        adapters = f", adapters {', '.join(several)}, each in `adapters/`; the weights are the base model's"
+        adapters = f", adapters {', '.join(adapter_list)}, each in `adapters/`; the weights are the base model's"
     return f"{method}, learning rate {trainer.optim.lr:g}, {settings.data.train_batch_size} tasks a step{adapters}"
 
 
 def _describe_data(settings: AjetConfig, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the model was trained on: files of replies, or the task reader's settings and the number of tasks."""
     if settings.sft.objective is not None:
         source = settings.sft.train_files or f"the run {settings.sft.from_run}"
         source_list = ", ".join(map(flatten_text, source if isinstance(source, list) else [source]))
@@ -100,6 +109,7 @@ def _describe_data(settings: AjetConfig, rows: Sequence[Mapping[str, Any]]) -> s
 
 
 def _describe_rewards(settings: AjetConfig) -> str:
+    """Return which judges and scorers gave the rewards, as a Markdown list."""
     if settings.sft.objective is not None:
         return "None: the run trained on given replies."
     judges = [
@@ -109,11 +119,13 @@ def _describe_rewards(settings: AjetConfig) -> str:
 
 
 def _describe_curve(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the held-out and the training curve as Markdown tables."""
     tables = [_curve_table(course) for course in (held_out_course(rows), training_course(rows)) if course.points]
     return "\n\n".join(tables) or "The record has no metrics up to this step."
 
 
 def _curve_table(course: MetricCurve) -> str:
+    """Return a curve as a Markdown table of at most `SHOWN_POINTS` points, below a line with its extremes."""
     points = course.points
     values = [value for _, value in points]
     indices = (
@@ -132,24 +144,30 @@ def _curve_table(course: MetricCurve) -> str:
 
 
 def _describe_evaluations(folder: Path, checkpoint: Checkpoint, base: str | None) -> str:
+    """Return a Markdown list of the evaluations of the checkpoint and of its base model."""
     lines = [
         line
         for name in list_record_folder(folder / "eval")
         for line in describe_evaluation(folder / "eval" / name, name)
     ]
-    tuned = evaluations_of(folder, checkpoint)
-    for each in (*base_evaluations_of(folder, tuned, base), *tuned):
-        if each.folder.parent.parent.resolve() != folder.resolve():
-            lines += describe_evaluation(each.folder, "/".join(each.folder.parts[-3:]))
+    tuned_evaluations = evaluations_of(folder, checkpoint)
+    for evaluation in (*base_evaluations_of(folder, tuned_evaluations, base), *tuned_evaluations):
+        if evaluation.folder.parent.parent.resolve() != folder.resolve():
+            lines += describe_evaluation(evaluation.folder, "/".join(evaluation.folder.parts[-3:]))
     return "\n".join(lines) or "No evaluation by `ajet eval` is recorded."
 
 
 def describe_evaluation(folder: Path, name: str) -> Iterator[str]:
+    """Yield Markdown lines with the results of the evaluation in `folder`, one for each recorded row.
+
+    Args:
+        name: The evaluation's name in the card.
+    """
     try:
         about = read_json(folder / "evaluation.json") or {}
         rows = list(read_rows(folder / "metrics.jsonl"))
-    except (OSError, ValueError, UserError) as problem:
-        yield f"- {flatten_text(name)}: its record cannot be read ({type(problem).__name__})"
+    except (OSError, ValueError, UserError) as error:
+        yield f"- {flatten_text(name)}: its record cannot be read ({type(error).__name__})"
         return
     for row in rows:
         numbers = {key.removeprefix("validation/"): value for key, value in row.items() if key in _EVALUATION_METRICS}
@@ -161,19 +179,21 @@ _EVALUATION_METRICS = ("validation/success_rate", "validation/reward", "validati
 
 
 def _list_versions(folder: Path) -> str:
+    """Return a Markdown list of the versions of packages and Python, and of the GPUs, as recorded."""
     try:
         environment = read_json(folder / "environment.json") or {}
-    except (OSError, ValueError) as problem:
-        return f"Not recorded ({type(problem).__name__})."
+    except (OSError, ValueError) as error:
+        return f"Not recorded ({type(error).__name__})."
     packages, gpus = environment.get("packages"), environment.get("gpus")
     versions = packages if isinstance(packages, dict) else {}
     lines = [f"- {name} {flatten_text(versions[name])}" for name in PACKAGES if name in versions]
     lines.append(f"- Python {flatten_text(environment.get('python', '')).split(' ')[0]}")
-    lines += [f"- {flatten_text(each)}" for each in (gpus if isinstance(gpus, list) else ())]
+    lines += [f"- {flatten_text(gpu)}" for gpu in (gpus if isinstance(gpus, list) else ())]
     return "\n".join(lines)
 
 
 def _list_leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, value) of the values in nested mappings; empty and false values are left out."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from _list_leaves(value, f"{before}{name}.")

@@ -25,7 +25,7 @@ MODEL = "model"
 
 
 class EpisodePace(NamedTuple):
-    """Seconds and concurrency of the episodes of a debug run."""
+    """The measured speed of a debug run's episodes."""
 
     episodes: int  # ended episodes
     seconds: float
@@ -34,7 +34,7 @@ class EpisodePace(NamedTuple):
     longest: float  # seconds of the longest episode
 
     def to_metrics(self) -> dict[str, float]:
-        """Return the numbers as metrics for the run's record, from which a plan reads them."""
+        """Return the numbers as metrics of the debug run, from which a later plan reads them."""
         return {
             "debug/seconds": self.seconds,
             "debug/at_once": self.at_once,
@@ -44,7 +44,7 @@ class EpisodePace(NamedTuple):
 
     @classmethod
     def from_metrics(cls, row: Mapping[str, float]) -> EpisodePace | None:
-        """Return the pace recorded by a debug run, or None without a record or an ended episode."""
+        """Return the pace in a debug run's metrics row, or None without an ended episode."""
         if not row.get("debug/episodes") or "debug/seconds" not in row:
             return None
         tokens, at_once = int(row["debug/all_tokens"]), int(row["debug/at_once"])
@@ -52,7 +52,7 @@ class EpisodePace(NamedTuple):
 
 
 def read_pace(experiment: Experiment) -> EpisodePace | None:
-    """Return the pace of the newest debug run with the same model."""
+    """Return the pace of the newest debug run of the experiment with the same model, or None."""
     folder = experiment.root / experiment.name / "debug"
     for run in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():
         for row in _read_metrics(run):
@@ -62,13 +62,14 @@ def read_pace(experiment: Experiment) -> EpisodePace | None:
 
 
 def read_step_seconds(experiment: Experiment) -> float | None:
-    """Return the measured seconds per step of the run that would be resumed, or None without a step."""
+    """Return the median seconds of the last steps of the run that would be resumed, or None without a step."""
     step_seconds = [row.get("seconds/step") for row in _read_metrics(experiment.root / experiment.name)]
-    last = [seconds for seconds in step_seconds if isinstance(seconds, int | float)][-STEPS:]
-    return median(last) if last else None
+    last_seconds = [seconds for seconds in step_seconds if isinstance(seconds, int | float)][-STEPS:]
+    return median(last_seconds) if last_seconds else None
 
 
 def _read_metrics(run: Path) -> list[dict[str, Any]]:
+    """Return the metrics rows of the run in the folder, or [] if they cannot be read."""
     try:
         return list(read_rows(run / "metrics.jsonl"))
     except (OSError, UserError):
@@ -82,14 +83,17 @@ def estimate_step_seconds(pace: EpisodePace, settings: AjetConfig) -> tuple[floa
     that it does not grow at all.
     """
     episodes = settings.data.train_batch_size * settings.rollout.num_repeat
-    worst = pace.seconds / pace.episodes * episodes
+    sequential_seconds = pace.seconds / pace.episodes * episodes
+    # As many episodes run at once as the run's limits allow.
     at_once = min(settings.rollout.max_env_worker, settings.rollout.max_num_seqs, episodes)
-    best = max(worst * min(1.0, pace.at_once / max(at_once, 1)), min(pace.longest, worst))
-    return best, worst
+    parallel_seconds = max(
+        sequential_seconds * min(1.0, pace.at_once / max(at_once, 1)), min(pace.longest, sequential_seconds)
+    )
+    return parallel_seconds, sequential_seconds
 
 
 def describe_step_time(pace: EpisodePace, settings: AjetConfig) -> str:
-    """Return a line on how long a step would take."""
+    """Return how long the episodes of a training step would take, as a phrase with the measured speed."""
     best, worst = estimate_step_seconds(pace, settings)
     seconds = format_seconds(worst) if worst < 1.5 * best else f"{format_seconds(best)} to {format_seconds(worst)}"
     episodes = settings.data.train_batch_size * settings.rollout.num_repeat

@@ -56,26 +56,26 @@ if TYPE_CHECKING:
 def dry_run(
     experiment: Experiment, services: Sequence[str] = (), store: Address | None = None, *, on_cluster: bool = False
 ) -> None:
-    """Print the plan of a launch with `--dry-run`.
+    """Print the plan of a launch with `--dry-run`, after all of its checks.
 
     Args:
-        services: NAME of each `--with-NAME`.
-        store: The address of `--from-store`.
+        services: Names of services of `ajet.services` to start for the checks.
+        store: The address of `--from-store`. None: without samplers.
         on_cluster: True if the machines are a cluster's.
 
     Raises:
         UserError: A launch would fail.
     """
     require_gateway(experiment.ajet)
-    started = show_plan(experiment, services, store, here=True, on_cluster=on_cluster)
-    if reason := find_disks(experiment)[0].refused:  # a plan may be for another machine, a dry run is not
+    outcome_text = show_plan(experiment, services, store, here=True, on_cluster=on_cluster)
+    if refusal := find_disks(experiment)[0].refused:  # a plan may be for another machine, a dry run is not
         raise UserError(
-            f"The record of the run could not be written: {reason}.",
+            f"The record of the run could not be written: {refusal}.",
             where=str(experiment.root / experiment.name),
             expected="a folder that this user may write to",
             do="choose another folder with --exp-dir",
         )
-    print_line(f"{started} (--dry-run).")
+    print_line(f"{outcome_text} (--dry-run).")
 
 
 def show_plan(
@@ -87,12 +87,17 @@ def show_plan(
     on_cluster: bool = False,
     gpu: GpuName = "H100",
 ) -> str:
-    """Make all checks of a launch, print the plan, and return the names of services started for the checks.
+    """Make all checks of a launch and print the plan.
 
     Args:
+        services: Names of services of `ajet.services` to start for the checks.
+        from_store: The store of samplers' episodes. None: without samplers.
         here: True if the run is for this machine. False: a model with only a known size is planned, too.
         on_cluster: True if the run joins a cluster, whose machines have GPUs.
         gpu: The GPU type for estimates of memory and time on other machines.
+
+    Returns:
+        A sentence without full stop on which processes were started for the checks and stopped again.
 
     Raises:
         UserError: A launch would be refused.
@@ -102,7 +107,7 @@ def show_plan(
     is_own = here and experiment.backbone.shares_gpus
     if experiment.backbone.shares_gpus and not here and experiment.ajet.trainer_common.device == "auto":
         experiment = experiment.replace_defaults({"ajet.trainer_common.device": "cuda"})
-    experiment, overridden = apply_sections(experiment, from_store)
+    experiment, overridden_text = apply_sections(experiment, from_store)
     experiment.require_ready()
     if experiment.ajet.sft.objective is not None:
         raise ConfigError(
@@ -112,20 +117,20 @@ def show_plan(
             do="start the run: it reads and counts the rows before the first step",
         )
     require_launchable(experiment, from_store, here=here)
-    estimated = find_own_gpu(experiment, on_cluster=on_cluster) if is_own else gpu
+    estimated_gpu = find_own_gpu(experiment, on_cluster=on_cluster) if is_own else gpu
     store = None
     if "trains" in experiment.backbone.can:
         if from_store is not None:
             check_store(from_store)
         own_store = check_own_store(experiment, experiment.root / experiment.name)
         store = from_store or own_store
-    with TemporaryDirectory() as folder, enter_run_hooks(experiment, Path(folder), services) as started:
+    with TemporaryDirectory() as folder, enter_run_hooks(experiment, Path(folder), services) as started_names:
         addresses = [f"{service.name} at {service.address}" for service in require_services(experiment)]
-        more = {"services": "; ".join(addresses) + ": there"} if addresses else {}
-        _print_plan(experiment, more, store, overridden, gpu=estimated, needs_tokenizer=here)
-    if not started:
+        service_rows = {"services": "; ".join(addresses) + ": there"} if addresses else {}
+        _print_plan(experiment, service_rows, store, overridden_text, gpu=estimated_gpu, needs_tokenizer=here)
+    if not started_names:
         return "Nothing was started"
-    return f"No process was started except {', '.join(started)} (stopped again)"
+    return f"No process was started except {', '.join(started_names)} (stopped again)"
 
 
 def _print_plan(
@@ -137,7 +142,15 @@ def _print_plan(
     gpu: GpuName | None,
     needs_tokenizer: bool,
 ) -> None:
-    """Print what a run would do: model, tasks, steps and estimated cost, then remarks about the settings."""
+    """Print what a run would do (model, tasks, steps and estimated cost), then remarks about the settings.
+
+    Args:
+        services: Rows on the checked services.
+        store: The store of the run, if it has one.
+        overridden: Sentence on keys that the backbone's own sections override, or "".
+        gpu: GPU for the estimate. None: the CPU.
+        needs_tokenizer: False to plan a model of which only the size is known.
+    """
     from ajet.rollout.episode import TurnSelector
     from ajet.rollout.isolation import require_isolable
 
@@ -157,23 +170,23 @@ def _print_plan(
         validation = drop_overlong(validation, settings.data, tokenizer) if validation else []
     judge.require_for([*training, *validation])
     judge.let_go()
-    epoch = settings.data.curriculum.count_epoch_tasks(len(training))
-    task, drawn = training[0], f" ({epoch} an epoch)" if epoch != len(training) else ""
+    epoch_tasks = settings.data.curriculum.count_epoch_tasks(len(training))
+    task, epoch_text = training[0], f" ({epoch_tasks} an epoch)" if epoch_tasks != len(training) else ""
     has_protocol = settings.task_judge.judge_type == "customized_protocol"
     rows = {
         "experiment": experiment.name,
         "backbone": settings.backbone,
         "workflow": str(settings.rollout.user_workflow),
         "judge": str((has_protocol and settings.task_judge.judge_protocol) or judge),
-        "tasks": f"{len(training)} train{drawn}, {len(validation) or 'no'} validation",
+        "tasks": f"{len(training)} train{epoch_text}, {len(validation) or 'no'} validation",
         "first task": f"{task.task_id}: {task.main_query[:200]}",
     }
     rows |= _describe_model(experiment, task, tokenizer, no_tokenizer)
-    rows |= services | _describe_steps(experiment, len(training), epoch)
+    rows |= services | _describe_steps(experiment, len(training), epoch_tasks)
     rows["record"] = str(experiment.root / experiment.name)
     if store is not None:
         rows["store"] = store.shown
-    rows |= _estimate_rows(experiment, train=epoch, validates=bool(validation), gpu=gpu)
+    rows |= _estimate_rows(experiment, train=epoch_tasks, validates=bool(validation), gpu=gpu)
     plan = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for row in rows.items():
         plan.add_row(*row)
@@ -181,7 +194,7 @@ def _print_plan(
     remarks = describe_remarks(
         experiment,
         algorithm,
-        train=epoch,
+        train=epoch_tasks,
         validates=bool(validation),
         workflow=None if judge.judges else workflow,
         overlap=find_overlap(training, validation) if validation else None,
@@ -199,7 +212,9 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, no_token
     """Return the plan's rows on the model and on the first task's prompt.
 
     Args:
-        no_tokenizer: reason why there is no tokenizer, or "".
+        task: The first task.
+        tokenizer: The model's tokenizer, or None.
+        no_tokenizer: Reason why there is no tokenizer, or "" if an endpoint needs none.
     """
     path, endpoint = experiment.ajet.model.path, experiment.ajet.rollout.endpoint
     if no_tokenizer:
@@ -211,8 +226,8 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, no_token
     else:
         messages = task.init_messages or [{"role": "user", "content": task.main_query}]
         prompt = make_renderer(experiment.ajet, tokenizer).render(messages)
-        later = find_tool_workflow(experiment)
-        tools = ", without tools: a run starts their servers and counts their tokens" if later else ""
+        tool_workflow = find_tool_workflow(experiment)
+        tools = ", without tools: a run starts their servers and counts their tokens" if tool_workflow else ""
     return {"model": str(path), "first prompt": f"{len(prompt.ids)} tokens{tools}\n{prompt.shown}"}
 
 
@@ -232,8 +247,8 @@ def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str,
     trainer, batch, episodes = settings.trainer_common, settings.data.train_batch_size, settings.rollout.num_repeat
     rows = {}
     if "trains" not in experiment.backbone.can:
-        first = counted(min(settings.debug.debug_first_n_tasks, train), "task")
-        rows["played"] = f"{first} × {counted(episodes, 'episode')}, without training"
+        task_text = counted(min(settings.debug.debug_first_n_tasks, train), "task")
+        rows["played"] = f"{task_text} × {counted(episodes, 'episode')}, without training"
     else:
         updates = counted(trainer.mini_batch_num, "update")
         rows["a step"] = f"{counted(batch, 'task')} × {counted(episodes, 'episode')}, {updates}"
@@ -259,8 +274,8 @@ def _describe_length(settings: AjetConfig, epoch: int) -> str:
     if trainer.total_training_steps:
         return f"{steps}, which is {task_count / epoch:.1f} epochs of {counted(epoch, 'task')}"
     text = f"{steps}, for {counted(trainer.total_epochs, 'epoch')} of {counted(epoch, 'task')}"
-    if further := task_count - trainer.total_epochs * epoch:
-        text += f"; no task is left out: a step continues into the next epoch, the last one by {further}"
+    if extra_tasks := task_count - trainer.total_epochs * epoch:
+        text += f"; no task is left out: a step continues into the next epoch, the last one by {extra_tasks}"
     return text
 
 
@@ -289,7 +304,7 @@ def _open_tokenizer(experiment: Experiment, *, is_needed: bool) -> tuple[Any, st
 
 
 def _find_size(experiment: Experiment) -> ModelSize | None:
-    """Return the size of the model by its files, or else by its name, or None for a missing folder."""
+    """Return the model's size by its files, else by its name, or None if neither tells it."""
     path, base = experiment.ajet.model.path, experiment.base
     size, _ = read_size_and_context(path, base)
     if size is None and path is not None and (not is_local(path, base) or (base / path / "config.json").is_file()):
@@ -298,7 +313,13 @@ def _find_size(experiment: Experiment) -> ModelSize | None:
 
 
 def _estimate_rows(experiment: Experiment, *, train: int, validates: bool, gpu: GpuName | None) -> dict[str, str]:
-    """Return the rows on memory, disk and time if the run trains. `gpu` is None for a run on the CPU."""
+    """Return the plan's rows on memory, disk and time, or {} if the run does not train.
+
+    Args:
+        train: Number of training tasks in an epoch.
+        validates: True if there are held-out tasks.
+        gpu: GPU for the estimate. None: the run uses the CPU.
+    """
     if "trains" not in experiment.backbone.can:
         return {}
     settings, trainer = experiment.ajet, experiment.ajet.trainer_common
@@ -318,9 +339,9 @@ def _estimate_rows(experiment: Experiment, *, train: int, validates: bool, gpu: 
     elif needs is not None and needs.local is not None:
         rows["memory"] = describe_memory(needs.local, needs.free)
     else:
-        least = describe_memory(estimate_footprint(size, settings, wide=settings.model.dtype == "float32"))
-        rows["memory"] = f"estimated from the size in the model's name, without activations and cache: {least}"
-    estimated = rows.pop("time", "")
+        weights_text = describe_memory(estimate_footprint(size, settings, wide=settings.model.dtype == "float32"))
+        rows["memory"] = f"estimated from the size in the model's name, without activations and cache: {weights_text}"
+    estimated_time = rows.pop("time", "")
     if size is not None:
         checkpoint = needs.checkpoint if needs else estimate_checkpoint(size, settings, wide=False)
         at_most = f", at most {needs.checkpoints} at once" if needs else ""
@@ -332,7 +353,7 @@ def _estimate_rows(experiment: Experiment, *, train: int, validates: bool, gpu: 
         rows["time"] = f"a step: {describe_step_time(pace, settings)}; estimated from the last debug run"
     else:
         rows["time"] = (
-            estimated
+            estimated_time
             or f"not measured yet; to measure it: {format_start_command(experiment, 'debug') or 'a debug run'}"
         )
     return rows
@@ -349,8 +370,11 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
     from ajet.train.sft.reading import require_sources
 
     settings, base, folder = experiment.ajet, experiment.base, experiment.root / experiment.name
-    fields = [path for path, _, notes in walk_keys(type(settings)) if notes.get("kind") == "reference"]
-    references = [*((path, get_setting(settings, path)) for path in fields), *settings.task_judge.list_judges()]
+    reference_paths = [path for path, _, notes in walk_keys(type(settings)) if notes.get("kind") == "reference"]
+    references = [
+        *((path, get_setting(settings, path)) for path in reference_paths),
+        *settings.task_judge.list_judges(),
+    ]
     for path, value in references:
         if isinstance(value, str) and is_reference(value):
             check_reference(value, base=base, key=f"ajet.{'.'.join(map(str, path))}")
@@ -369,8 +393,8 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
         check_store(store, made=folder)
     if settings.environment.use:
         unchecked.append("the tools of environment.use")
-    tasks = count_local_tasks(experiment)
-    if tasks is None:
+    task_counts = count_local_tasks(experiment)
+    if task_counts is None:
         unchecked.append("the tasks")
     model = settings.model.path
     if settings.rollout.engine == "endpoint":
@@ -382,4 +406,4 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
     elif model is not None:
         refuse_hosted(model)
         unchecked.append(f"whether the Hugging Face hub has {model}")
-    return unchecked, tasks
+    return unchecked, task_counts

@@ -14,14 +14,14 @@ from ajet.schema.commands import format_extra_install, format_install
 
 
 def show_plugins() -> int:
-    """Print each plug-in with its parts. Return 1 if a plug-in could not be loaded."""
-    loaded = list_plugins()
-    for each in loaded:
-        name = each.plugin.name if each.plugin is not None else each.place
-        console.print(f"[bold]{escape(name)}[/] [dim]{escape(f'({each.distribution})')}[/]")
-        for line in _describe_plugin(each):
+    """Print each plug-in with its parts. Return the exit code: 1 if a plug-in or its keys could not be loaded."""
+    loaded_plugins = list_plugins()
+    for loaded in loaded_plugins:
+        name = loaded.plugin.name if loaded.plugin is not None else loaded.place
+        console.print(f"[bold]{escape(name)}[/] [dim]{escape(f'({loaded.distribution})')}[/]")
+        for line in _describe_plugin(loaded):
             print_line(f"  {line}")
-    return int(any(each.problem or (each.plugin and describe_broken_keys(each.plugin)) for each in loaded))
+    return int(any(entry.problem or (entry.plugin and describe_broken_keys(entry.plugin)) for entry in loaded_plugins))
 
 
 def _describe_plugin(loaded: LoadedPlugin) -> Iterator[str]:
@@ -50,6 +50,7 @@ def _describe_plugin(loaded: LoadedPlugin) -> Iterator[str]:
 
 
 def _list_keys(plugin: Plugin) -> Iterator[str]:
+    """Yield the dotted configuration keys that the plug-in adds."""
     for added in list_added_keys():
         if added.plugin == plugin.name:
             yield from (".".join(filter(None, ["ajet", added.path, key])) for key in added.model.model_fields)

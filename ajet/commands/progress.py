@@ -32,7 +32,7 @@ DRAWN_EVERY_S = 2.0
 
 
 class TrainingProgress:
-    """Shows episodes and steps. Called by the rollout, from the rollout's threads, and by the training loop."""
+    """The screen of a training: a bar of episodes and a line per step. Thread-safe, as the rollout calls it too."""
 
     def __init__(self, experiment: Experiment, run: RunDirectory) -> None:
         trainer, rollout = experiment.ajet.trainer_common, experiment.ajet.rollout
@@ -52,17 +52,17 @@ class TrainingProgress:
             self._curve = NotebookCurve(experiment.name, trainer.total_training_steps, rows, show)
 
     def on_episode(self, episode: Episode) -> None:
-        """Show an ended episode. Thread-safe."""
+        """Advance the bar by an ended episode, and store it as sample if its reward is the highest yet. Thread-safe."""
         with self._lock:
-            validation = episode.split == "validation"
-            if not validation and (self._sample is None or (episode.reward or 0) > (self._sample.reward or 0)):
+            is_validation = episode.split == "validation"
+            if not is_validation and (self._sample is None or (episode.reward or 0) > (self._sample.reward or 0)):
                 self._sample = episode
             if self._bar is None:
-                title = "validation" if validation else f"step {episode.step}"
-                total = self._run.status.get(TO_VALIDATE) if validation else self._episodes_a_step
+                title = "validation" if is_validation else f"step {episode.step}"
+                total = self._run.status.get(TO_VALIDATE) if is_validation else self._episodes_a_step
                 self._bar = self._bars.bar(title, total, "episodes")
             self._bar.advance()
-            if not validation and self._step_began is not None:
+            if not is_validation and self._step_began is not None:
                 line = self._estimate.add_episode(time.monotonic() - self._step_began)
                 if line:
                     print_line(line)
@@ -71,7 +71,11 @@ class TrainingProgress:
                 self._curve.draw(f"{self._bar.title}: {counted(self._bar.done, 'episode')}")
 
     def on_step(self, step: int, total: int, metrics: dict[str, float]) -> None:
-        """Print a line of metrics for an ended step or validation."""
+        """Print the line of an ended step or validation, and every few steps a sample answer.
+
+        Args:
+            total: Number of the last step, or 0 without one.
+        """
         with self._lock:
             if self._bar is not None:
                 self._bar.close()
@@ -79,6 +83,7 @@ class TrainingProgress:
             if self._curve is not None:
                 self._curve.add({"step": step, **metrics}, format_step(step, total, metrics))
         is_validation = "validation/rows" in metrics or "validation/tasks" in metrics
+        # Only the first step's time is estimated; a validation before it does not count.
         self._step_began = time.monotonic() if is_validation and self._step_began is not None else None
         if is_validation:
             text = keep_pairs(f"held out: {_describe_validation(metrics)}")
@@ -94,10 +99,11 @@ class TrainingProgress:
         self._bars.close()
 
     def _show_sample(self) -> None:
+        """Print the question and the last reply of the step's best episode on one line."""
         if self._sample is None or not self._sample.calls:
             return
-        last = self._sample.calls[-1]
-        reply = self._sample.messages[last.reply] if last.reply is not None else {}
+        last_call = self._sample.calls[-1]
+        reply = self._sample.messages[last_call.reply] if last_call.reply is not None else {}
         text = " ".join(str(reply.get("content") or reply.get("tool_calls") or "").split())
         line = Text.assemble(
             ("            ", ""),
@@ -109,38 +115,42 @@ class TrainingProgress:
 
 
 class StepEstimate:
-    """Estimates the time of a training step from the first episodes of the first step.
-
-    Args:
-        episodes: Episodes of a step.
-        at_once: Maximum number of concurrent episodes.
-    """
+    """Estimates how long a training step takes, from the first episodes of the first step."""
 
     def __init__(self, episodes: int, at_once: int) -> None:
+        """Args:
+        episodes: Number of episodes of a step.
+        at_once: Maximum number of concurrent episodes.
+        """
         self._episodes = episodes
         self._episodes_needed = min(max(2, min(at_once, episodes // 4)), episodes)
         self._ended_count = 0
         self._first_seconds = 0.0
 
     def add_episode(self, seconds: float) -> str | None:
-        """Count an episode ended `seconds` after the step's start. Return a line to print once, for very long steps."""
+        """Count an episode that ended `seconds` after the step's start.
+
+        Returns:
+            A line to print, once enough episodes have ended, or None. Short steps get no line.
+        """
         self._ended_count += 1
         if self._ended_count == 1:
             self._first_seconds = seconds
-        later = (seconds - self._first_seconds) / max(
+        seconds_per_episode = (seconds - self._first_seconds) / max(
             self._ended_count - 1, 1
         )  # the first episode waits for the engine to warm up
-        rollout = self._first_seconds + later * (self._episodes - 1)
-        if self._ended_count != self._episodes_needed or rollout < SHOWN_FROM_S:
+        rollout_seconds = self._first_seconds + seconds_per_episode * (self._episodes - 1)
+        if self._ended_count != self._episodes_needed or rollout_seconds < SHOWN_FROM_S:
             return None
         return (
-            f"A step takes about {format_seconds(2 * rollout)}: {format_seconds(rollout)} for "
+            f"A step takes about {format_seconds(2 * rollout_seconds)}: {format_seconds(rollout_seconds)} for "
             f"{counted(self._episodes, 'episode')} ({self._ended_count} took {format_seconds(seconds)}), and about the "
             "same for the update."
         )
 
 
 def _describe_validation(metrics: dict[str, float]) -> str:
+    """Return a validation's results as text: loss for given replies, else reward and success of all tasks."""
     if "validation/rows" in metrics:
         return f"loss {metrics['validation/loss']:.4f} ({counted(int(metrics['validation/rows']), 'row')})"
     tasks, seconds = int(metrics["validation/tasks"]), metrics.get("seconds/validation", 0)
@@ -148,7 +158,12 @@ def _describe_validation(metrics: dict[str, float]) -> str:
 
 
 def format_step(step: int, total: int, metrics: dict[str, float]) -> str:
-    """Return the line of a training step or a validation. `total` is 0 without a last step."""
+    """Return the line of a training step or a validation for the screen.
+
+    Args:
+        total: Number of the last step, or 0 without one.
+        metrics: The metrics row.
+    """
     parts = [f"step {step:>4}/{total}" if total else f"step {step:>4}"]
     if "validation/rows" in metrics or "validation/tasks" in metrics:
         return f"{parts[0]}  held out: {_describe_validation(metrics)}"

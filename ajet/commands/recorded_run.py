@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
 
 def load_recorded_settings(folder: Path) -> Experiment:
-    """Return the run's settings on the debug backbone.
+    """Return the settings of a recorded run, on the backbone debug.
 
-    Addresses, variables with keys, and trackers of plug-ins or services have their defaults, since no record decides
-    them. Raises ConfigError.
+    Addresses and trackers of services have their defaults, because a record may come from another person and must not
+    decide them.
+
+    Raises:
+        ConfigError: The recorded settings cannot be read.
     """
     from ajet.config import load_recorded_experiment
     from ajet.config.plugins import find_parts
@@ -46,12 +49,13 @@ def load_recorded_settings(folder: Path) -> Experiment:
 
 
 def require_own_code(experiment: Experiment, folder: Path, *, otherwise: str, judged: bool = False) -> None:
-    """Require that the agent's code is the user's own, and independent of environment and network.
+    """Raise UserError unless the code of the recorded agent is the user's own, and needs no environment or service.
 
     Own code lies below the working directory and not in the record, or is a tutorial of ajet's. The files of the code
     are printed.
 
     Args:
+        folder: The run's folder.
         otherwise: The command to use with a YAML instead of the record.
         judged: True to check the judge's code, too.
 
@@ -87,9 +91,9 @@ def require_own_code(experiment: Experiment, folder: Path, *, otherwise: str, ju
             reasons.append(f"{key} is {reference!r}")
         else:
             print_line(f"{key} is the recorded file {str(file)!r}", style="dim")
-    unknown = list_unknown_values(experiment)
-    if unknown:
-        reasons.append(f"the values of {', '.join(unknown[:5])} came from environment variables")
+    unknown_keys = list_unknown_values(experiment)
+    if unknown_keys:
+        reasons.append(f"the values of {', '.join(unknown_keys[:5])} came from environment variables")
     if reasons:
         raise UserError(
             f"The record is not enough to start this agent: {'; '.join(reasons)}.",
@@ -101,7 +105,7 @@ def require_own_code(experiment: Experiment, folder: Path, *, otherwise: str, ju
 
 
 def _is_own(path: Path, record: Path) -> bool:
-    """True if a path belongs to the user's project or to ajet's tutorials, and not to the record."""
+    """Return True if a path belongs to the user's project or to ajet's tutorials, and not to the record."""
     from ajet.config.locations import find_tutorials
 
     path = path.resolve()
@@ -112,19 +116,22 @@ def _is_own(path: Path, record: Path) -> bool:
 def find_recorded_model(
     path: str, *, base: Path, record: Path, fetch: bool, weights: bool = True, otherwise: str = ""
 ) -> Path:
-    """Return the folder of the model `path` named by the run in `record`.
+    """Return the folder of the model that a record names, after a download if the user permits it.
 
     Args:
-        fetch: True if the model may be fetched without a question.
+        path: The model, as in `model.path`.
+        base: Folder of relative paths.
+        record: The run's folder.
+        fetch: True if the model may be downloaded without a question.
         weights: True if the weights are needed.
         otherwise: Advice on how to go on without the model.
 
     Raises:
-        UserError: The model is not on this machine and may not be fetched.
+        UserError: The model is not on this machine and may not be downloaded.
     """
-    local = find_local_model(path, base=base, weights=weights)
-    if local is not None:
-        return local
+    local_folder = find_local_model(path, base=base, weights=weights)
+    if local_folder is not None:
+        return local_folder
     download = describe_download(path, base=base)
     if not fetch and not _ask_to_fetch(path, download):
         raise UserError(
@@ -137,7 +144,11 @@ def find_recorded_model(
 
 
 def _ask_to_fetch(path: str, how: str) -> bool:
-    """Return the user's answer, or False without a terminal."""
+    """Ask on the terminal whether the model may be downloaded. Return False without a terminal.
+
+    Args:
+        how: What a download means, such as its source and size.
+    """
     if not (sys.stdin.isatty() and console.is_terminal):
         return False
     print_line(f"The record names the model {path!r}, which is not on this machine: {how}.")

@@ -25,7 +25,7 @@ BLOCK = 200
 
 
 class EpisodeRecording:
-    """Writes the episodes of one run and their metrics."""
+    """Writes the episodes of one run and their metrics, as a server without training needs it. Thread-safe."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
@@ -37,20 +37,20 @@ class EpisodeRecording:
         """Uuids of written episodes not yet passed to `record_missing`."""
 
     def put(self, lease: Lease, kept: Kept) -> None:
-        """Write an episode to the record. Thread-safe.
+        """Write an ended episode to the record. It is on the disk on return, and may then be acknowledged.
 
         After UserError or OSError the same call may be repeated.
 
         Args:
-            lease: lease of the task, not used here.
-            kept: the episode.
+            lease: Lease of the task, not used here.
+            kept: Holds the episode.
         """
         with self._lock:
             self._write_episode(kept.episode)
             self._written_uuids.add(kept.episode.uuid)
 
     def record_missing(self, episodes: Iterable[Episode]) -> None:
-        """Write all ended episodes not yet written by `put`. Raises UserError or OSError."""
+        """Write those of the ended episodes that `put` has not written. Raises UserError or OSError."""
         with self._lock:
             for episode in episodes:
                 if episode.uuid in self._written_uuids:
@@ -79,11 +79,13 @@ class EpisodeRecording:
                     return
 
     def _write_episode(self, episode: Episode) -> None:
+        """Write an episode to the present block's file, and close a full block."""
         self._run.episodes.write(self._block_number, "debug", [episode])
         self._block.append(episode)
         if len(self._block) >= BLOCK:
             self._close_block()
 
     def _close_block(self) -> None:
+        """Begin a new block. The old one waits for its metrics row."""
         self._full_blocks.append((self._block_number, self._block))
         self._block, self._block_number = [], self._block_number + 1

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class InProcessRunner(Runner):
-    """The default runner of a backbone."""
+    """The runner of backbones that train in the run's own process."""
 
     def train(
         self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
     ) -> None:
-        """Train in this process, on own episodes or on episodes of a store."""
+        """Train in this process: on episodes that it plays itself, or on those of samplers in a store."""
         from ajet.commands.sampling.colocated import run_colocated_sampler, share_cores
         from ajet.train.footprint import rehearse_update
         from ajet.train.parts import assemble, pins_of
@@ -46,19 +46,21 @@ class InProcessRunner(Runner):
                 # Started first, so that both load in parallel.
                 samplers = stack.enter_context(run_colocated_sampler(experiment, run))
                 experiment = sink.experiment = share_cores(experiment)
-            parts = stack.enter_context(
+            run_parts = stack.enter_context(
                 assemble(experiment, run_id=run.run_id, on_episode=sink.on_episode, pins=pins_of(run))
             )
             if options.rehearsal:
-                rehearse_update(experiment, parts.backbone)
-            train_parts(parts, sink, samplers, interrupts)
+                rehearse_update(experiment, run_parts.backbone)
+            train_parts(run_parts, sink, samplers, interrupts)
 
 
 def train_parts(parts: RunParts, sink: RunSink, samplers: SamplerPool | None, interrupts: Interrupts) -> None:
-    """Train with opened components (engine, tasks, judge, …).
+    """Train with the opened components of a run until its last step.
 
     Args:
-        samplers: sampler processes that run the episodes. None: this process runs them, in turns with the updates.
+        parts: Engine, tasks, judge and the like.
+        sink: Receives steps and episodes for record and screen.
+        samplers: Sampler processes that run the episodes. None: this process runs them, in turns with the updates.
     """
     from ajet.task_reader.contamination import find_overlap
     from ajet.train.loop import train
@@ -74,12 +76,12 @@ def train_parts(parts: RunParts, sink: RunSink, samplers: SamplerPool | None, in
         source = StoreSource(parts, samplers)
         store = source.open_store(sink.run, tasks, read_resumed_frontier(sink.run, tasks))
     session = TrainingSession(sink, parts.backbone, store, tasks, interrupts)
-    validates = parts.reader.has("validation")
+    has_validation = parts.reader.has("validation")
     sink.review(
         session.algorithm,
         train=len(tasks),
-        validates=validates,
-        overlap=find_overlap(parts.tasks("train"), parts.tasks("validation")) if validates else None,
+        validates=has_validation,
+        overlap=find_overlap(parts.tasks("train"), parts.tasks("validation")) if has_validation else None,
         workflow=None if parts.judge.judges else parts.workflow,
         is_colocated=samplers is None or samplers.is_colocated,
     )
@@ -87,11 +89,16 @@ def train_parts(parts: RunParts, sink: RunSink, samplers: SamplerPool | None, in
 
 
 class LocalRunner(InProcessRunner):
-    """The runner of the local backbone."""
+    """The runner of the backbone `local`, which checks that this machine can train with the settings."""
 
     def check(
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:
+        """Raise UserError if the settings cannot be trained, or (with `here`) if this machine cannot train them.
+
+        Args:
+            looking: True for a check without a launch.
+        """
         from ajet.backbone.local.requirements import require_machine, require_trainable
 
         if experiment.ajet.sft.objective is not None:
@@ -105,13 +112,16 @@ class LocalRunner(InProcessRunner):
 
 
 def load_runner(backbone: Descriptor) -> Runner:
-    """Return the runner named by the backbone."""
+    """Return the runner that a backbone names, or the one for training in this process."""
     runner: Runner = load_code(backbone.runner)() if backbone.runner is not None else InProcessRunner()
     return runner
 
 
 def apply_sections(experiment: Experiment, from_store: Address | None = None) -> tuple[Experiment, str]:
-    """Return the experiment with the values of the backbone's own sections, and a line for each overridden key.
+    """Return the experiment with the values of the backbone's own sections, and a sentence on keys they override.
+
+    Args:
+        from_store: Store of samplers' episodes, if any.
 
     Raises:
         UserError: The backbone refuses a section.
@@ -123,10 +133,10 @@ def apply_sections(experiment: Experiment, from_store: Address | None = None) ->
 
 
 def load_algorithm(experiment: Experiment) -> Algorithm:
-    """Open the run's algorithm and test it on one group. The backbone's own keys may name it.
+    """Return the run's algorithm after a test on one group. The backbone's own keys may name it.
 
     Raises:
-        UserError: the algorithm fails, or the backbone refuses the settings.
+        UserError: The algorithm fails the test, or the backbone refuses the settings.
     """
     from ajet.algorithm import open_algorithm
     from ajet.algorithm.registry import try_group
@@ -137,7 +147,7 @@ def load_algorithm(experiment: Experiment) -> Algorithm:
 
 
 def format_start_command(experiment: Experiment, backbone: str) -> str:
-    """Return a shell command to run the experiment on a backbone, or "" for an experiment without a file.
+    """Return the shell command that runs the experiment on a backbone, or "" if it has no YAML file.
 
     The command names the same YAML, folder of records and overrides.
     """
@@ -153,12 +163,12 @@ def format_start_command(experiment: Experiment, backbone: str) -> str:
 
 
 def _has_effect(override: str, backbone: str) -> bool:
-    """Return False for an override that names the backbone or is ignored by the backbone."""
+    """Return False for an override that the command need not repeat: the backbone's name, or a key it ignores."""
     key = override.partition("=")[0].strip("+ ").removeprefix("ajet.")
     return key != "backbone" and not (key.startswith("debug.") and "trains" in find_backbone(backbone).can)
 
 
 def _shorten_path(path: Path) -> str:
-    """Return the path relative to the working directory, if the path lies below."""
+    """Return the path relative to the working directory if it lies below, else unchanged."""
     working_directory = Path.cwd()
     return str(path.relative_to(working_directory) if path.is_relative_to(working_directory) else path)

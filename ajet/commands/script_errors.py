@@ -23,10 +23,10 @@ INTERRUPTED = 130
 
 
 def shorten_uncaught_errors(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Decorate a function for scripts so that its uncaught UserError or interrupt prints one short screen."""
+    """Decorate a function for scripts, so that its uncaught UserError or interrupt prints one short screen."""
 
     @functools.wraps(function)
-    def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+    def call_function(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
         try:
             return function(*args, **kwargs)
         except (UserError, KeyboardInterrupt) as error:
@@ -34,7 +34,7 @@ def shorten_uncaught_errors(function: Callable[Arguments, Returned]) -> Callable
                 sys.excepthook = _BriefHook(error)
             raise
 
-    return called
+    return call_function
 
 
 class _BriefHook:
@@ -46,6 +46,7 @@ class _BriefHook:
         self._previous_hook: Callable[..., object] = hook._previous_hook if isinstance(hook, _BriefHook) else hook
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Print the screen and exit with the error's code, if it is this hook's exception."""
         sys.excepthook = self._previous_hook
         if error is not self.error:
             self._previous_hook(kind, error, trace)
@@ -55,6 +56,7 @@ class _BriefHook:
 
 
 def _render_screen(error: BaseException) -> str:
+    """Return the text for an error or interrupt, without secrets and control characters."""
     from ajet.record.console import replace_control_characters
     from ajet.record.secrets import Redactor
     from ajet.train.interrupts import explain_end
@@ -65,7 +67,7 @@ def _render_screen(error: BaseException) -> str:
 
 
 def _find_call_place(trace: TracebackType | None) -> str:
-    """Return the line of the user's code that called ajet, or ""."""
+    """Return a line with the place in the user's code that called ajet, or "" if there is none."""
     from ajet.config.references import is_library_file
 
     frames = [frame for frame in traceback.extract_tb(trace) if not is_library_file(frame.filename)]
@@ -74,6 +76,7 @@ def _find_call_place(trace: TracebackType | None) -> str:
 
 
 def _choose_exit_code(error: BaseException) -> int:
+    """Return the exit code that the command `ajet` would have for the error."""
     from ajet.train.interrupts import Preempted
 
     if isinstance(error, UserError):

@@ -71,23 +71,28 @@ class ServeParts:
 
 
 def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = False, rehearsal: bool = True) -> int:
-    """Serve until Ctrl-C or the last training step, and return the exit code 0.
+    """Serve external agents until Ctrl-C or the last training step, and return the exit code 0.
+
+    Args:
+        resume: "auto", "never" or a checkpoint. None: as the settings say.
+        fresh: True to start a new run.
+        rehearsal: True to make a trial update before serving.
 
     Raises:
-        UserError: the user can correct the cause.
-        KeyboardInterrupt: after saving.
+        UserError: The user can correct the cause.
+        KeyboardInterrupt: At Ctrl-C, after saving.
     """
     from ajet.record import RunDirectory
 
     experiment.require_ready(serving=True)
     refuse_untrainable(experiment, remote=True)
     given_key = read_key(ADMIN_KEY, do="unset it: a random key is then created and shown")
-    trains = "trains" in experiment.backbone.can
-    experiment = experiment.adapt_to_serve() if trains else experiment
+    is_training = "trains" in experiment.backbone.can
+    experiment = experiment.adapt_to_serve() if is_training else experiment
     run = RunDirectory.open(
         experiment,
         root=experiment.root,
-        kind="train" if trains else "serve",
+        kind="train" if is_training else "serve",
         resume=resume or experiment.ajet.trainer_common.resume,
         fresh=fresh,
     )
@@ -99,9 +104,9 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
         with (
             interrupts.install(),
             enter_run_hooks(experiment, run.path),
-            assemble_server(experiment, run, keeper=None if trains else recording) as served,
+            assemble_server(experiment, run, keeper=None if is_training else recording) as served,
         ):
-            if trains:
+            if is_training:
                 trainer = experiment.ajet.trainer_common
                 log_staleness(trainer, trainer.max_staleness)
                 if rehearsal:
@@ -112,7 +117,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
                     logger.info("{} finished episodes that were not trained yet are restored", count)
             with freeze_start():
                 _open_routes(served, run, given_key)
-                if trains:
+                if is_training:
                     train(session, ServedSource(served.desk, experiment.ajet, served.held_out))
                     print_summary(run, ends_idle=False)
                 else:
@@ -159,8 +164,8 @@ def assemble_server(
             logger.info("Clients end their attempts one by one, so the judge {} {}.", judge.ranks, timing)
         tasks = None
         if reader is not None and task_list:
-            fitting = drop_overlong(task_list, settings.data, backbone.tokenizer)
-            tasks = TaskOrder(fitting, seed=settings.seed, shuffle=settings.data.shuffle)
+            fitting_tasks = drop_overlong(task_list, settings.data, backbone.tokenizer)
+            tasks = TaskOrder(fitting_tasks, seed=settings.seed, shuffle=settings.data.shuffle)
         store = open_store(run, tasks, run.path / "pending") if backbone.trains else RunStore(None)
         gateway = open_gateway(
             experiment, backbone.engine, backbone.tokenizer, adapters=backbone.adapters, opens_later=True
@@ -194,13 +199,13 @@ def open_held_out(
     backbone: Backbone,
     gateway: Gateway,
 ) -> RunParts | None:
-    """Open the components that run held-out tasks as a training run does.
+    """Return the components that play held-out tasks on the server, as a training run does.
 
     Returns:
-        None if the YAML has no held-out tasks or no agent.
+        None if the YAML has no held-out tasks, no validation, or no agent for them.
 
     Raises:
-        UserError: as in a training run.
+        UserError: A component cannot be opened, as in a training run.
     """
     from ajet.commands.services import require_services
     from ajet.rollout import Rollout
@@ -236,14 +241,14 @@ def open_held_out(
 def record_served(
     desk: EpisodeRegistry, run: RunDirectory, recording: EpisodeRecording, interrupts: Interrupts
 ) -> None:
-    """Show and record episodes as they end, until an interrupt, and then record the rest.
+    """Show and record episodes as they end. At an interrupt, record what is left, and raise the interrupt again.
 
     Args:
-        desk: the server's open and ended episodes.
+        desk: The server's open and ended episodes.
     """
     run.status.set(phase="serving", step=0)
 
-    def keep(results: list[Group | Episode]) -> None:
+    def record_results(results: list[Group | Episode]) -> None:
         episodes = [result for result in results if isinstance(result, Episode)]
         recording.record_missing(episodes)
         recording.log_metrics()
@@ -253,16 +258,16 @@ def record_served(
     try:
         with interrupts.grace_period(run.experiment.ajet.trainer_common.grace, may_complete=lambda: desk.has_pending):
             while True:
-                keep([desk.results.get(), *take_results(desk)])
+                record_results([desk.results.get(), *take_results(desk)])
     except KeyboardInterrupt:
         desk.close()
-        keep(take_results(desk))
+        record_results(take_results(desk))
         recording.log_metrics(is_last=True)
         raise
 
 
 def list_held_out(experiment: Experiment, reader: OpenedReader | None, backbone: Backbone) -> Sequence[Task]:
-    """Return the held-out tasks offered to clients, or [] if they cannot be read.
+    """Return the held-out tasks that clients may request, or none if they cannot be read.
 
     A reader may name a default split that its data lack. Its other tasks can still be served.
     """
@@ -273,16 +278,16 @@ def list_held_out(experiment: Experiment, reader: OpenedReader | None, backbone:
         return ()
     try:
         return drop_overlong(reader.tasks("validation"), experiment.ajet.data, backbone.tokenizer)
-    except TaskError as problem:
-        logger.warning("clients can request no held-out tasks: {}", problem.what)
+    except TaskError as error:
+        logger.warning("clients can request no held-out tasks: {}", error.what)
         return ()
 
 
 def _open_routes(served: ServeParts, run: RunDirectory, given_key: str | None) -> None:
-    """Start to answer clients, and print the address.
+    """Start to answer clients, and print the address, the key if it was created, and an example.
 
     Args:
-        given_key: key from the environment. None: a random key is created and shown.
+        given_key: Admin key from the environment. None: a random key is created and shown.
     """
     from ajet.rollout.served import make_routes
 
@@ -306,16 +311,18 @@ def _open_routes(served: ServeParts, run: RunDirectory, given_key: str | None) -
 
 
 def _show_step(step: int, total: int, metrics: dict[str, float]) -> None:
+    """Print the line of an ended step or validation. The end of the serving is open, so no last step is shown."""
     print_line(format_step(step, 0, metrics))
 
 
 def _show_episode(episode: Episode) -> None:
-    words = [f"{_join_lines(episode.task.task_id[:40])}: {episode.status}"]
-    words += [f"reward {episode.reward:g}"] if episode.reward is not None else []
-    words += [f"{episode.failure.boundary}: {_join_lines(episode.failure.message[:200])}"] if episode.failure else []
-    words += [counted(len(episode.calls), "call"), counted(episode.sampled_tokens, "token")]
-    words.append(f"{episode.ended - episode.started:.1f} s")
-    print_line(", ".join(words))
+    """Print a line on an ended episode: task, status, reward or failure, and counts."""
+    parts = [f"{_join_lines(episode.task.task_id[:40])}: {episode.status}"]
+    parts += [f"reward {episode.reward:g}"] if episode.reward is not None else []
+    parts += [f"{episode.failure.boundary}: {_join_lines(episode.failure.message[:200])}"] if episode.failure else []
+    parts += [counted(len(episode.calls), "call"), counted(episode.sampled_tokens, "token")]
+    parts.append(f"{episode.ended - episode.started:.1f} s")
+    print_line(", ".join(parts))
 
 
 def _join_lines(text: str) -> str:

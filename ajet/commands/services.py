@@ -29,25 +29,25 @@ REQUEST_TIMEOUT_S = 8.0
 
 
 def list_services(experiment: Experiment) -> list[RequiredService]:
-    """Return all services of the experiment, each once."""
+    """Return the external services that the experiment needs, each once, by the plug-ins' lists."""
     services: list[RequiredService] = []
     for source in list_references("services"):
-        list_of_plugin: Callable[[Experiment], Iterable[RequiredService]] = load_code(source)
+        list_required: Callable[[Experiment], Iterable[RequiredService]] = load_code(source)
         services += [
-            each
-            for each in list_of_plugin(experiment)
-            if (each.name, each.address) not in {(f.name, f.address) for f in services}
+            service
+            for service in list_required(experiment)
+            if (service.name, service.address) not in {(listed.name, listed.address) for listed in services}
         ]
     return services
 
 
 def require_services(experiment: Experiment) -> list[RequiredService]:
-    """Check the experiment's services, and return the services. Raises UserError if a service is down."""
+    """Check the services that the experiment needs, and return them. Raises UserError if one does not answer."""
     return require_answers(list_services(experiment))
 
 
 def require_answers(services: list[RequiredService]) -> list[RequiredService]:
-    """Check the given services, and return the services. Raises UserError if a service is down."""
+    """Check these services, and return them. Raises UserError if one does not answer."""
     failed = [(service, problem) for service, problem in check_services(services) if problem]
     if failed:
         raise _explain_down(failed)
@@ -55,18 +55,22 @@ def require_answers(services: list[RequiredService]) -> list[RequiredService]:
 
 
 def check_services(services: list[RequiredService], within: float = WITHIN_S) -> list[tuple[RequiredService, str]]:
-    """Return each service with its problem, or an empty string."""
+    """Return each service with its problem, or with "" if it works.
+
+    Args:
+        within: Seconds for all services, which are checked in parallel.
+    """
     answers: list[str | None] = [None] * len(services)
 
-    def ask(index: int, service: RequiredService) -> None:
+    def check_service(index: int, service: RequiredService) -> None:
         try:
             answers[index] = service.find_problem(min(REQUEST_TIMEOUT_S, within))
-        except Exception as problem:  # noqa: BLE001 - an exception is the result of its own check only
-            reason = explain_problem(problem) or f"{type(problem).__name__}: {problem}"
+        except Exception as error:  # noqa: BLE001 - an exception is the result of its own check only
+            reason = explain_problem(error) or f"{type(error).__name__}: {error}"
             answers[index] = f"the request failed: {reason}"
 
     threads = [
-        threading.Thread(target=ask, args=(index, service), name="ajet-ask", daemon=True)
+        threading.Thread(target=check_service, args=(index, service), name="ajet-ask", daemon=True)
         for index, service in enumerate(services)
     ]
     for thread in threads:
@@ -74,19 +78,26 @@ def check_services(services: list[RequiredService], within: float = WITHIN_S) ->
     deadline = time.monotonic() + within
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    late = f"no answer within {within:g} s"
-    return [(service, late if answer is None else answer) for service, answer in zip(services, answers, strict=True)]
+    late_text = f"no answer within {within:g} s"
+    return [
+        (service, late_text if answer is None else answer) for service, answer in zip(services, answers, strict=True)
+    ]
 
 
 def _explain_down(wrong: list[tuple[RequiredService, str]]) -> UserError:
+    """Return the error for services that do not answer: where, what was expected and what to do for each.
+
+    Args:
+        wrong: Each service with its problem.
+    """
     (first, reason), *others = wrong
     if not others:
         message = f"The {first.name} at {first.address} cannot be reached: {reason}"
         return UserError(message, where=first.key, expected=first.expected, do=first.do)
     rows = [
-        f"the {each.name} at {each.address}: {reason}\n      where    {each.key}\n      expected {each.expected}\n"
-        f"      do       {each.do}"
-        for each, reason in wrong
+        f"the {service.name} at {service.address}: {reason}\n      where    {service.key}\n"
+        f"      expected {service.expected}\n      do       {service.do}"
+        for service, reason in wrong
     ]
     return UserError(
         f"{len(wrong)} services cannot be reached:\n    " + "\n    ".join(rows), do="start them, or correct these keys"
@@ -117,8 +128,12 @@ class RunHook(Protocol):
 def enter_run_hooks(
     experiment: Experiment, folder: Path, flags: Sequence[str] = (), prefix: str = ""
 ) -> Iterator[list[str]]:
-    """Enter all hooks and yield the names of started programs. Raises UserError."""
+    """Within the block, keep the plug-ins' hooks around a run open. Yield the names of programs they started.
+
+    Raises:
+        UserError: A hook failed, as for a service that does not start.
+    """
     with ExitStack() as stack:
         hooks: Iterator[RunHook] = load_references("run_hooks", "run hook")
         started = [stack.enter_context(hook(experiment, folder, flags, prefix)) for hook in hooks]
-        yield [each for each in started if each]
+        yield [names for names in started if names]

@@ -24,7 +24,14 @@ BAR = 24
 
 
 def show_status(folder: Path, console: Console, *, once: bool) -> None:
-    """Print the status. On a terminal without `once`, redraw every second. Raises UserError."""
+    """Print the status of the run in `folder`; on a terminal, redraw it every second until the run ends.
+
+    Args:
+        once: True to print it once only.
+
+    Raises:
+        UserError: The record is damaged.
+    """
     checkpoints = checkpoints_of(folder)
     live_status = read_live_status(folder, checkpoints)
     if once or not console.is_terminal or live_status.state != "running":
@@ -38,11 +45,12 @@ def show_status(folder: Path, console: Console, *, once: bool) -> None:
 
 
 def _render_status(status: LiveStatus) -> Text:
+    """Return the status as text for the terminal."""
     return Text(printable("\n".join(list_lines(status))))
 
 
 def list_lines(status: LiveStatus) -> Iterator[str]:
-    """Yield the lines of the screen."""
+    """Yield the status as lines of text, without the unknown parts."""
     step_limit = f" of {status.steps}" if status.steps else ""
     is_ended = status.state == status.phase
     phase = (
@@ -78,6 +86,7 @@ def list_lines(status: LiveStatus) -> Iterator[str]:
 
 
 def _describe_sampler(each: dict[str, Any]) -> str:
+    """Return a sampler's leases, policy version, speed and last heartbeat as text."""
     parts = [f"{each['name']}: {counted(each['leases'], 'lease')}"]
     parts += [f"policy {each['version']}"] if "version" in each else []
     parts += [f"{each['episodes_per_second']:.3g} episodes per second"] if "episodes_per_second" in each else []
@@ -85,6 +94,7 @@ def _describe_sampler(each: dict[str, Any]) -> str:
 
 
 def _format_age(seconds: float | None) -> str:
+    """Return seconds as text in the largest fitting unit, or "some time" for None."""
     if seconds is None:
         return "some time"
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):

@@ -29,7 +29,12 @@ RUN_PATTERNS = ("*/status.json", *(f"*/{kind}/*/status.json" for kind in sorted(
 
 
 def stop(run: str, root: Path, *, patience_s: float | None = None) -> int:
-    """Interrupt the run like Ctrl-C, wait for the checkpoint, then end the remaining processes.
+    """Interrupt the run as Ctrl-C would, wait for its checkpoint, then end the remaining processes. Return exit code 0.
+
+    Args:
+        run: Name or folder of the run.
+        root: Folder of all runs.
+        patience_s: Seconds to wait. None: `PATIENCE_S` and two steps of the run.
 
     Raises:
         UserError: The run is unknown, or runs on another machine.
@@ -64,22 +69,22 @@ def kill(names: str | None, root: Path) -> int:
     runs = {folder.relative_to(root).as_posix(): folder for folder in folders}
     for name in sorted(requested - runs.keys()):
         print_line(f"The folder {root} contains no run named {name}.")
-    problems = []
+    errors = []
     for name, folder in runs.items():
         try:
             if name in requested or (not requested and list_processes(folder)):
                 stop(str(folder), root, patience_s=5.0)
-        except UserError as problem:
-            problems.append(problem)
-    for other in problems[1:]:
-        print_line(other.what)
-    if problems:
-        raise problems[0]
+        except UserError as error:
+            errors.append(error)
+    for further_error in errors[1:]:
+        print_line(further_error.what)
+    if errors:
+        raise errors[0]
     return 0
 
 
 def refuse_remote(folder: Path) -> None:
-    """Raise UserError for an unfinished run with a process on another machine or in a container."""
+    """Raise UserError if the run is unfinished and its process is on another machine or in a container."""
     status = read_status(folder) or {}
     if status.get("outcome"):
         return
@@ -96,21 +101,26 @@ def refuse_remote(folder: Path) -> None:
 
 
 def list_processes(folder: Path, *, role: str | None = None) -> list[psutil.Process]:
-    """Return the living processes of a run, or of one role. Raises UserError if the status is damaged."""
+    """Return the living processes of a run that are visible from here. Raises UserError if the status is damaged.
+
+    Args:
+        role: Only processes of this role, such as "run". None: all.
+    """
     recorded = recorded_processes(read_status(folder) or {})
-    processes = [identity.process() for identity, its in recorded if role is None or its == role]
+    processes = [identity.process() for identity, process_role in recorded if role is None or process_role == role]
     return [process for process in processes if process is not None]
 
 
 def _find_patience(folder: Path) -> float:
-    longest = 0.0
+    """Return the seconds to wait for a run's checkpoint: two of its longest steps, and `PATIENCE_S`."""
+    longest_step = 0.0
     with suppress(UserError):  # a damaged record is no reason not to stop
-        longest = max((row.get("seconds/step") or 0.0 for row in read_rows(folder / "metrics.jsonl")), default=0.0)
-    return PATIENCE_S + 2 * longest
+        longest_step = max((row.get("seconds/step") or 0.0 for row in read_rows(folder / "metrics.jsonl")), default=0.0)
+    return PATIENCE_S + 2 * longest_step
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Return whether the process lives. A zombie does not."""
+    """Return True if the process lives. A zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -118,14 +128,15 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _wait_for_end(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Return the processes still alive after at most `seconds`."""
-    end = time.monotonic() + seconds
-    while (alive := [process for process in processes if _is_alive(process)]) and time.monotonic() < end:
+    """Wait at most `seconds` until all processes have ended, and return those still alive."""
+    deadline = time.monotonic() + seconds
+    while (alive := [process for process in processes if _is_alive(process)]) and time.monotonic() < deadline:
         time.sleep(0.1)
     return alive
 
 
 def _list_children(process: psutil.Process) -> list[psutil.Process]:
+    """Return all descendants of a process, or [] if it has ended."""
     try:
         return process.children(recursive=True)
     except psutil.NoSuchProcess:
@@ -133,6 +144,7 @@ def _list_children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _end_processes(processes: list[psutil.Process]) -> None:
+    """Send SIGTERM to the processes, and SIGKILL to those alive after 5 seconds."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.terminate()

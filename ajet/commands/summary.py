@@ -57,47 +57,49 @@ class RunTally:
 
     @classmethod
     def from_rows(cls, rows: Iterable[dict[str, Any]]) -> RunTally:
-        """Count the rows of `metrics.jsonl`."""
+        """Return the counts over the rows of `metrics.jsonl`."""
         trained = Counter[int]()
-        unused: set[int] = set()
-        ahead: set[int] = set()
-        dead: dict[int, tuple[str, ...]] = {}
-        failed = forked = held_out = 0
+        discarded: set[int] = set()
+        waiting: set[int] = set()
+        given_up: dict[int, tuple[str, ...]] = {}
+        failed = forked = held_out_failed = 0
         unit = "task"
         for row in rows:
             unit = "row" if "train/rows" in row else unit
             trained.update(row.get("tasks", ()))
-            unused.update(row.get("discarded", ()))
+            discarded.update(row.get("discarded", ()))
             if "tasks" in row:
-                ahead = set(row.get("waiting", ()))  # only the newest step's waiting tasks count
-                dead |= {int(order): tuple(reasons) for order, reasons in row.get("given_up", {}).items()}
+                waiting = set(row.get("waiting", ()))  # only the newest step's waiting tasks count
+                given_up |= {int(order): tuple(reasons) for order, reasons in row.get("given_up", {}).items()}
             failed += int(row.get("train/failed", 0)) - int(row.get("train/retrained_failed", 0))
             forked += int(row.get("train/forks", 0)) - int(row.get("train/retrained_forks", 0))
-            held_out += int(row.get("validation/failed", 0))
-        expected = max({*trained, *unused}, default=-1) + 1
-        # An order used later was revived.
-        dead = {order: reasons for order, reasons in dead.items() if order not in {*trained, *unused, *ahead}}
+            held_out_failed += int(row.get("validation/failed", 0))
+        expected = max({*trained, *discarded}, default=-1) + 1
+        # A position that was used after it was given up was leased once more.
+        given_up = {
+            order: reasons for order, reasons in given_up.items() if order not in {*trained, *discarded, *waiting}
+        }
         return cls(
             trained=len(trained),
-            skipped=len({*range(expected)} - {*trained, *unused, *ahead, *dead}),
+            skipped=len({*range(expected)} - {*trained, *discarded, *waiting, *given_up}),
             doubled=sum(count - 1 for count in trained.values()),
             failed=failed,
             forked=forked,
-            held_out_failed=held_out,
-            given_up=tuple(sorted(dead.items())),
+            held_out_failed=held_out_failed,
+            given_up=tuple(sorted(given_up.items())),
             unit=unit,
         )
 
     def describe_counts(self) -> str:
-        """Return the counts as a line."""
-        given_up = f", {len(self.given_up)} given up" if self.given_up else ""
+        """Return the counts as one line for the screen."""
+        given_up_text = f", {len(self.given_up)} given up" if self.given_up else ""
         line = (
             f"{counted(self.trained, self.unit)} trained, {self.skipped} skipped, {self.doubled} "
-            f"doubled{given_up}; {counted(self.failed, 'episode')} failed, {counted(self.forked, 'call')} "
+            f"doubled{given_up_text}; {counted(self.failed, 'episode')} failed, {counted(self.forked, 'call')} "
             "tokenized anew"
         )
-        held_out = f"; {counted(self.held_out_failed, 'held-out episode')} failed" if self.held_out_failed else ""
-        return line + held_out
+        held_out_text = f"; {counted(self.held_out_failed, 'held-out episode')} failed" if self.held_out_failed else ""
+        return line + held_out_text
 
 
 def describe_flips(episodes: EpisodeFiles, before: int, after: int) -> str | None:
@@ -107,13 +109,13 @@ def describe_flips(episodes: EpisodeFiles, before: int, after: int) -> str | Non
         None if a validation recorded no episode, or no episode was scored.
     """
     try:
-        first, last = (read_attempts(episodes.path(step, "validation")) for step in (before, after))
-    except UserError as damage:  # the training itself is complete
-        return f"The held-out tasks that changed between solved and unsolved are unknown: {damage.what}"
-    if all(attempt.reward is None for attempt in (*first, *last)):
+        first_attempts, last_attempts = (read_attempts(episodes.path(step, "validation")) for step in (before, after))
+    except UserError as error:  # the training itself is complete
+        return f"The held-out tasks that changed between solved and unsolved are unknown: {error.what}"
+    if all(attempt.reward is None for attempt in (*first_attempts, *last_attempts)):
         return None
-    lowest = failure_reward([*first, *last])
-    compared = compare(Scores(first, lowest), Scores(last, lowest))
+    lowest_reward = failure_reward([*first_attempts, *last_attempts])
+    compared = compare(Scores(first_attempts, lowest_reward), Scores(last_attempts, lowest_reward))
     if compared is None:
         return None
     quality = "solved" if compared.quantity == "success" else "better"
@@ -127,7 +129,11 @@ def describe_flips(episodes: EpisodeFiles, before: int, after: int) -> str | Non
 
 
 def _show_finished(run: RunDirectory, step: int) -> None:
-    """Print that the run had already made all steps, and what can be done."""
+    """Print that the run had already made all its steps, and what the user can do.
+
+    Args:
+        step: The last step.
+    """
     checkpoint = run.checkpoints.latest()
     for line in (
         f'The run "{run.name}" is finished (step {step} is its last): no step was trained.',
@@ -139,7 +145,9 @@ def _show_finished(run: RunDirectory, step: int) -> None:
 
 
 def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
-    """Draw the curve. Print accuracy before and after, the counts, and advice, or the reason for a lack of learning.
+    """Draw the curve, and print accuracy before and after, counts, advice, and the next commands.
+
+    A run that learned nothing gets the reason instead of the next commands.
 
     Args:
         ends_idle: True if the run ends after `stop_after_idle_steps`.
@@ -168,16 +176,16 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
         )
         if flipped := describe_flips(run.episodes, int(first["step"]), int(last["step"])):
             console.print(flipped, soft_wrap=True)
-    tally = RunTally.from_rows(rows)
-    console.print(tally.describe_counts())
+    run_tally = RunTally.from_rows(rows)
+    console.print(run_tally.describe_counts())
     if cut_count := sum(int(row.get("train/cut_replies", 0)) for row in rows):
         calls = sum(int(row.get("train/calls", 0)) for row in rows)
         location = format_command("episodes", format_run_name(run.path, run.name))
         print_line(f"{cut_count} of {calls} replies cut short by a token limit: see {location}")
-    for order, reasons in tally.given_up[:GIVEN_UP_SHOWN]:
+    for order, reasons in run_tally.given_up[:GIVEN_UP_SHOWN]:
         reason_counts = ", ".join(f"{count} × {reason}" for reason, count in Counter(reasons).items())
         print_line(f"Given up: the task at position {order} of the training order ({reason_counts})")
-    if (more := len(tally.given_up) - GIVEN_UP_SHOWN) > 0:
+    if (more := len(run_tally.given_up) - GIVEN_UP_SHOWN) > 0:
         console.print(f"and {counted(more, 'further task')} given up: see `given_up` in metrics.jsonl")
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()
     location = f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else "")
@@ -186,8 +194,8 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
     if alarm := run.status.get(GAMED):
         console.print("[bold yellow]Does the agent game the rewards of this run?[/]")
         print_line("\n".join(describe_alarm(alarm, run_name)))
-    reason, idle = why_nothing(rows), idle_steps(rows)
-    is_stopped_early = ends_idle and 0 < run.experiment.ajet.trainer_common.stop_after_idle_steps <= idle
+    reason, idle_count = why_nothing(rows), idle_steps(rows)
+    is_stopped_early = ends_idle and 0 < run.experiment.ajet.trainer_common.stop_after_idle_steps <= idle_count
     advice = f"Before the next run: {advise_given_answers(run.experiment.ajet)}." if is_never_right(rows) else ""
     if reason is not None:
         run.status.set(**{LEARNED_NOTHING: reason})
@@ -199,7 +207,7 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
             print_line(advice)
         if is_stopped_early:
             raise UserError(
-                f"The run was stopped, because it had no training signal in {idle} steps.",
+                f"The run was stopped, because it had no training signal in {idle_count} steps.",
                 where="ajet.trainer_common.stop_after_idle_steps",
                 expected="attempts at a task with different rewards, at least sometimes",
                 do="run it with --backbone debug, which reports the tasks that training can learn from; with 0 "
@@ -207,9 +215,9 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
             )
         return
     if is_stopped_early:
-        no_signal = why_nothing([row for row in rows if "tasks" in row][-idle:])
+        no_signal = why_nothing([row for row in rows if "tasks" in row][-idle_count:])
         console.print(
-            f"The run stopped early: its last {idle} steps had no training signal ({no_signal}).", soft_wrap=True
+            f"The run stopped early: its last {idle_count} steps had no training signal ({no_signal}).", soft_wrap=True
         )
         if advice:
             print_line(advice)
@@ -218,6 +226,6 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
         Text.assemble("Serve the model:       ", (format_command("deploy", run_name), "bold")), soft_wrap=True
     )
     if validations and checkpoint and not is_of_running_program(run.experiment.ajet.rollout.user_workflow):
-        measured = "best" if run.checkpoints.best() else "latest"
-        eval_command = format_command("eval", run_name, "--model", "base", "--model", measured)
+        model_name = "best" if run.checkpoints.best() else "latest"
+        eval_command = format_command("eval", run_name, "--model", "base", "--model", model_name)
         console.print(Text.assemble("Evaluate the model:    ", (eval_command, "bold")), soft_wrap=True)

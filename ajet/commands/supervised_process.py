@@ -33,9 +33,18 @@ READ_BYTES = 1 << 16
 
 
 class SupervisedProcess:
-    """A program that this process starts through a supervisor and ends. Errors call it a service."""
+    """A program that this process starts through a supervisor, which ends it when this process is gone.
+
+    Errors call it a service.
+    """
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, log: Path) -> None:
+        """Args:
+        name: Name for messages.
+        command: The command line.
+        folder: Working folder of the program.
+        log: File for its output.
+        """
         self.name = name
         self._command = list(command)
         self._folder = folder
@@ -46,12 +55,12 @@ class SupervisedProcess:
         self._end_report: dict[str, Any] = {}
 
     def start(self) -> None:
-        """Start the program. Raises OSError."""
+        """Start the program with this process's environment variables. Raises OSError."""
         self._start_keeper(self._command, str(self._folder), list_variables({}), anew=True)
         self._log_start(self._command)
 
     def require_running(self) -> None:
-        """Raise UserError if the program has ended."""
+        """Raise UserError with the exit code and the last lines of output if the program has ended."""
         if self.is_over():
             raise self._make_error(f"The service {self.name} ended{self._read_end()}.")
 
@@ -78,20 +87,23 @@ class SupervisedProcess:
         self._read_end()
 
     def is_over(self) -> bool:
-        """True if the program and its children have ended, so the supervisor's report is ready or will never come."""
+        """Return True if the program and its children have ended.
+
+        The supervisor's report is then ready, or will never come.
+        """
         if self.keeper is None or self.keeper.poll() is None:
             return False
         return self.report is None or _is_readable(self.report, 0)
 
     def has_succeeded(self) -> bool:
-        """Return whether an ended program had the exit code 0."""
+        """Return True if the ended program had the exit code 0."""
         self._read_end()
         return self._end_report.get("code") == 0
 
     def describe_exit(self) -> str:
-        """Return how a program ended, as the end of a sentence: " with code 3", and the last line of output."""
-        last = next((line.strip() for line in reversed(self.last_lines()) if line.strip()), "")
-        return f"{self._read_end()}{f' ({last[:200]})' if last else ''}"
+        """Return how the program ended, as the end of a sentence: " with code 3 (last line of output)"."""
+        last_line = next((line.strip() for line in reversed(self.last_lines()) if line.strip()), "")
+        return f"{self._read_end()}{f' ({last_line[:200]})' if last_line else ''}"
 
     def _start_keeper(
         self,
@@ -112,7 +124,7 @@ class SupervisedProcess:
             user: user id of the program; None for the current user.
         """
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        report, keeper_end = os.pipe()
+        report_fd, keeper_end = os.pipe()
         try:
             if anew:
                 self._log.write_bytes(b"")
@@ -124,13 +136,13 @@ class SupervisedProcess:
                     extra_groups=None if user is None else [],
                 )  # fmt: skip
         except BaseException:
-            os.close(report)
+            os.close(report_fd)
             raise
         finally:
             os.close(keeper_end)
-        os.set_blocking(report, False)
-        self.report = report
-        order: dict[str, Any] = {
+        os.set_blocking(report_fd, False)
+        self.report = report_fd
+        keeper_order: dict[str, Any] = {
             "command": list(command),
             "folder": folder,
             "limits": {},
@@ -140,13 +152,18 @@ class SupervisedProcess:
         }
         assert self.keeper.stdin is not None
         with suppress(BrokenPipeError):  # the keeper's exit gives the reason
-            self.keeper.stdin.write(json.dumps(order).encode() + b"\n")
+            self.keeper.stdin.write(json.dumps(keeper_order).encode() + b"\n")
             self.keeper.stdin.flush()
 
     def _log_start(self, command: Sequence[str]) -> None:
+        """Log the command line of the program."""
         logger.info("starting the service {}: {}", self.name, shlex.join(command))
 
     def _read_end(self) -> str:
+        """Return how the program ended, as the end of a sentence, or "" if it is running or the reason is unknown.
+
+        The supervisor's report is read once.
+        """
         if self.report is not None and self.is_over():
             data, report, self.report = (
                 b"",
@@ -162,11 +179,16 @@ class SupervisedProcess:
         return f" with code {self._end_report['code']}" if self._end_report.get("code") is not None else ""
 
     def last_lines(self) -> list[str]:
-        """Return the last lines of the log."""
+        """Return the last lines of the program's output."""
         with self._log.open("rb") as log:
             return read_tail(log, READ_BYTES).decode(errors="replace").splitlines()
 
     def _make_error(self, what: str, expected: str = "") -> UserError:
+        """Return the error for a program that does not work, with the last lines of its output.
+
+        Args:
+            what: What happened, as a sentence.
+        """
         lines = self.last_lines()[-SHOWN_LINES:]
         log_lines = "".join(f"\n    {line[:300]}" for line in lines)
         return UserError(
@@ -178,13 +200,19 @@ class SupervisedProcess:
 
 
 def list_variables(more: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment variables for a child, with `more`."""
+    """Return this process's environment variables for a child, replaced and extended by `more`.
+
+    This interpreter's folder comes first on the PATH, and a Python program writes its output without a buffer.
+    """
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, "PATH": paths, "PYTHONUNBUFFERED": "1", **more}
 
 
 def _is_readable(descriptor: int, seconds: float) -> bool:
-    """Return whether data or the end of file comes within `seconds`. The descriptor may be above 1023."""
+    """Return True if data or the end of the file comes within `seconds`.
+
+    `poll` is used because `select` refuses descriptors above 1023.
+    """
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))

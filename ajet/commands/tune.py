@@ -83,19 +83,21 @@ def tune(
     own_settings = {} if steps is None else {"trainer_common.total_training_steps": steps}
     own_settings |= {key.removeprefix("ajet."): value for key, value in (settings or {}).items()}
     experiment = _set_settings(job, own_settings).experiment()
-    root = experiment.root
+    run_root = experiment.root
     names_split = isinstance(validation, str) and not validation.lower().endswith((*TABLES, *_LINES))
-    as_rows = validation is not None and not names_split
-    training = _store_tasks(tasks, root / f"{name}.tasks.jsonl", "tasks", as_rows)
+    writes_rows = validation is not None and not names_split
+    training = _store_tasks(tasks, run_root / f"{name}.tasks.jsonl", "tasks", writes_rows)
     held_out = (
-        None if validation is None else _store_tasks(validation, root / f"{name}.validation.jsonl", "validation", True)
+        None
+        if validation is None
+        else _store_tasks(validation, run_root / f"{name}.validation.jsonl", "validation", True)
     )
-    values = _make_reader_settings(training, held_out, given=validation)
-    job.set(**{f"task_reader__{key}": value for key, value in values.items()})
+    reader_settings = _make_reader_settings(training, held_out, given=validation)
+    job.set(**{f"task_reader__{key}": value for key, value in reader_settings.items()})
     if experiment.backbone.opens is not None:  # engine and optimizer belong to this process
-        count = None if training == str(tasks) else len(Path(training).read_text(encoding="utf-8").splitlines())
+        task_count = None if training == str(tasks) else len(Path(training).read_text(encoding="utf-8").splitlines())
         own_settings = {
-            **_choose_fitting_defaults(experiment, own_settings, count, steps, held_out is not None),
+            **_choose_fitting_defaults(experiment, own_settings, task_count, steps, held_out is not None),
             **own_settings,
         }
     _set_settings(job, own_settings)  # explicit settings have priority
@@ -103,6 +105,7 @@ def tune(
 
 
 def _set_settings(job: AgentJetJob, caller_settings: Mapping[str, Any]) -> AgentJetJob:
+    """Set keys of the job by their dotted names, and return the job."""
     return job.set(**{key.replace(".", "__"): value for key, value in caller_settings.items()})
 
 
@@ -113,7 +116,14 @@ def _choose_fitting_defaults(
     steps: int | None,
     has_validation: bool,
 ) -> dict[str, Any]:
-    """Return settings to fit the model and this machine, without settings in `caller_settings`."""
+    """Return settings below `ajet` that fit the model and this machine, except those that the caller has set.
+
+    Args:
+        caller_settings: Settings of the caller, by dotted key.
+        tasks: Number of training tasks. None if unknown.
+        steps: Number of training steps. None for a number of epochs.
+        has_validation: True if there are held-out tasks.
+    """
     from ajet.commands.tune_defaults import choose_defaults
     from ajet.engine.dimensions import read_size_and_context
     from ajet.engine.machine import resolve_device_kind
@@ -127,13 +137,14 @@ def _choose_fitting_defaults(
 
 
 def _store_tasks(tasks: Tasks, file: Path, name: str, as_rows: bool) -> str:
-    """Return the path, data set or reader that names the tasks. Raises TaskError.
-
-    Tasks given as Python objects are first written to `file`.
+    """Return the file, data set or reader that provides the tasks. Tasks as Python objects are written to `file` first.
 
     Args:
-        name: the argument of `tune` in error messages.
+        name: The argument of `tune`, for error messages.
         as_rows: True to write the rows of a table file (CSV, Parquet, …) to `file`, too.
+
+    Raises:
+        TaskError: The object contains no tasks.
     """
     if isinstance(tasks, str):
         _refuse_question(tasks, name)
@@ -153,6 +164,16 @@ def _store_tasks(tasks: Tasks, file: Path, name: str, as_rows: bool) -> str:
 
 
 def _make_reader_settings(training: str, held_out: str | None, given: Tasks | None) -> dict[str, Any]:
+    """Return the settings of the task reader for stored tasks.
+
+    Args:
+        training: File, data set or reader of the training tasks.
+        held_out: File or split of the validation tasks. None without validation.
+        given: The caller's argument `validation`.
+
+    Raises:
+        UserError: The reader of the training tasks defines its own validation tasks.
+    """
     from ajet.config.schema.choices import is_reference
 
     if training.lower().endswith(_LINES):
@@ -167,8 +188,8 @@ def _make_reader_settings(training: str, held_out: str | None, given: Tasks | No
             expected="the name of a split of a data set; a task reader defines its own validation tasks",
             do="omit validation_data, or pass both as lists or as JSON Lines files",
         )
-    one_file = training.lower().endswith(TABLES)  # each split of a single file has all of its rows
-    splits = {} if held_out is None and not one_file else {"validation_split": held_out}
+    is_single_file = training.lower().endswith(TABLES)  # each split of a single file has all of its rows
+    splits = {} if held_out is None and not is_single_file else {"validation_split": held_out}
     return {"type": "huggingface_dat_repo", "huggingface_dat_repo": {"dataset_path": training, **splits}}
 
 
@@ -179,7 +200,14 @@ EXPECTED = "a list or generator of ajet.Task, of questions or of dicts; a DataFr
 
 
 def _parse_objects(tasks: Any, name: str) -> list[dict[str, Any]]:
-    """Return the rows of tasks given as objects. `name` is the argument's name. Raises TaskError."""
+    """Return the rows of tasks that the caller passed as objects.
+
+    Args:
+        name: The argument of `tune`, for error messages.
+
+    Raises:
+        TaskError: There is no task, or an object is none.
+    """
     rows = [_make_row(task, f"{name}[{index}]") for index, task in enumerate(_list_elements(tasks, name))]
     if not rows:
         raise TaskError("The list of tasks is empty.", where=name, expected="at least one task")
@@ -187,14 +215,18 @@ def _parse_objects(tasks: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _parse_table(path: str | Path, name: str) -> list[dict[str, Any]]:
-    """Return the rows of a CSV, TSV or Parquet file. Raises UserError, MissingExtraError."""
+    """Return the rows of a CSV, TSV or Parquet file. Raises UserError for an invalid file or a missing package."""
     from ajet.task_reader.hugging_face import load_rows, locate_dataset
 
     return _parse_objects(load_rows(locate_dataset(str(path), None, Path.cwd()), "train"), name)
 
 
 def _refuse_question(text: str, name: str) -> None:
-    """Raise TaskError for a question instead of a path, data set or reference."""
+    """Raise TaskError if the text is a question rather than a path, data set or reference.
+
+    Args:
+        name: The argument of `tune`, for the message.
+    """
     is_sentence = len(text.split()) > 1 and ("/" not in text or text.rstrip().endswith(("?", ".", "!", ":")))
     is_file = len(text) <= MAX_PATH_CHARS and Path(text).exists()
     if is_sentence and "->" not in text and not text.lower().endswith(ENDINGS) and not is_file:
@@ -207,7 +239,14 @@ def _refuse_question(text: str, name: str) -> None:
 
 
 def _list_elements(tasks: Any, name: str) -> Iterable[Any]:
-    """Return the task elements of an object. Raises TaskError for an object without tasks."""
+    """Return the elements of an object with tasks: rows of a table or data set, or the object itself.
+
+    Args:
+        name: The argument of `tune`, for error messages.
+
+    Raises:
+        TaskError: The elements are no tasks; the message says what to pass instead.
+    """
     kind = type(tasks).__name__
     if hasattr(tasks, "notna") and hasattr(tasks, "columns"):  # pandas: an empty cell is NaN, and JSON has no NaN
         if not tasks.columns.is_unique:
@@ -230,7 +269,7 @@ def _list_elements(tasks: Any, name: str) -> Iterable[Any]:
 
 
 def _iterate_dataset(dataset: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a `datasets.Dataset` or an `IterableDataset`, images as URLs."""
+    """Yield the rows of a `datasets.Dataset` or `IterableDataset`, with images as `data:` URLs."""
     from ajet.task_reader.image_columns import ImageColumns
 
     if not hasattr(dataset, "select_columns") or not hasattr(dataset, "__len__"):
@@ -241,7 +280,7 @@ def _iterate_dataset(dataset: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _refuse_mapping(tasks: Mapping[Any, Any], name: str) -> TaskError:
-    """Return the error for a mapping: splits by name, columns by name, or one row."""
+    """Return the error for a mapping in place of tasks, with advice: choose a split, pass the rows, or pass a list."""
     kind = type(tasks).__name__
     names = ", ".join(map(str, tasks))[:80]
     first = next(iter(tasks), "train")
@@ -254,21 +293,32 @@ def _refuse_mapping(tasks: Mapping[Any, Any], name: str) -> TaskError:
 
 
 def _refuse_object(kind: str, name: str, do: str) -> TaskError:
+    """Return the error for an object that cannot be read as tasks.
+
+    Args:
+        kind: What the object is, for the message.
+        name: The argument of `tune`.
+    """
     return TaskError(f"{name} is a {kind}, which ajet cannot read as tasks.", where=name, expected=EXPECTED, do=do)
 
 
 def _make_row(task: Any, place: str) -> dict[str, Any]:
+    """Return a task as a row of JSON values. Raises TaskError if JSON cannot represent it.
+
+    Args:
+        place: The task's place in the argument, for the message.
+    """
     if isinstance(task, str):
         return {"main_query": str(task)}
     row = row_of(task) if isinstance(task, Task) else task
     try:
         if not isinstance(row, Mapping):
             raise BadRowError(f"the task is a {type(task).__name__}")
-        plain: dict[str, Any] = to_plain({"" if key is None else key: value for key, value in row.items()})
-    except (BadRowError, RecursionError) as problem:
+        plain_row: dict[str, Any] = to_plain({"" if key is None else key: value for key, value in row.items()})
+    except (BadRowError, RecursionError) as error:
         raise TaskError(
-            f"A task cannot be written as JSON: {problem or 'it is nested too deeply'}.",
+            f"A task cannot be written as JSON: {error or 'it is nested too deeply'}.",
             where=place,
             expected="an ajet.Task, a question, or a dict with a question, made of strings, numbers, lists and dicts",
         ) from None
-    return plain
+    return plain_row

@@ -53,14 +53,17 @@ def choose_defaults(
     if tasks is not None:
         defaults["data.train_batch_size"] = min(tasks, defaults.get("data.train_batch_size", 32))
     if is_cpu:
-        longest = int(
+        max_length = int(
             caller_settings.get("rollout.max_model_len", min(context or 2048, defaults["rollout.max_model_len"]))
         )
-        lengths = {"data.max_prompt_length": longest // 2, "data.max_response_length": longest // 2}
-        defaults |= {"rollout.max_model_len": longest, **lengths}
-    rate = next((rate for size_limit, rate in RATES if size is not None and size.parameters <= size_limit), None)
-    if rate is not None and "trainer_common.lora.rank" not in caller_settings:
-        defaults["trainer_common.optim.lr"] = rate
+        lengths = {"data.max_prompt_length": max_length // 2, "data.max_response_length": max_length // 2}
+        defaults |= {"rollout.max_model_len": max_length, **lengths}
+    learning_rate = next(
+        (learning_rate for size_limit, learning_rate in RATES if size is not None and size.parameters <= size_limit),
+        None,
+    )
+    if learning_rate is not None and "trainer_common.lora.rank" not in caller_settings:
+        defaults["trainer_common.optim.lr"] = learning_rate
     if has_validation:
         defaults["trainer_common.val_before_train"] = True
         if steps is not None:

@@ -41,7 +41,7 @@ class JudgeSummary:
 
 @dataclass(frozen=True, slots=True)
 class JudgePair:
-    """Agreement and correlation of two judges."""
+    """Agreement, Cohen's kappa and correlation of two judges over the episodes that both decided."""
 
     one: str
     other: str
@@ -61,7 +61,7 @@ class JudgePair:
 
 @dataclass(frozen=True, slots=True)
 class JudgeDifference:
-    """An episode with different rewards by two judges."""
+    """An episode to which two judges gave different rewards."""
 
     uuid: str
     task: str
@@ -77,17 +77,20 @@ class JudgeComparison:
     pairs: tuple[JudgePair, ...]
 
     def list_undecided(self) -> list[JudgeSummary]:
-        """Return the judges that decided no attempt, except the judge of the evaluation itself."""
+        """Return the further judges that decided no attempt. The evaluation's own judge, "as played", is left out."""
         return [judge for judge in self.judges if not judge.decided and judge.judge != PLAYED]
 
 
 def compare_judges(by_judge: Mapping[str, Sequence[AttemptRecord]]) -> JudgeComparison:
-    """Compare judges on the same attempts, given in the same order for each judge.
+    """Compare judges over the attempts that at least one of them could judge.
 
-    Attempts whose workflow failed are excluded.
+    Attempts whose workflow failed have a failure under every judge, and are left out.
+
+    Args:
+        by_judge: The attempts under each judge, in the same order for all.
     """
-    every = list(zip(*by_judge.values(), strict=True))
-    compared = [each for each in every if not all(attempt.failure for attempt in each)]
+    attempts_by_position = list(zip(*by_judge.values(), strict=True))
+    compared = [attempts for attempts in attempts_by_position if not all(attempt.failure for attempt in attempts)]
     columns = dict(zip(by_judge, zip(*compared, strict=True), strict=True)) if compared else dict.fromkeys(by_judge, ())
     return JudgeComparison(
         tuple(_summarize_judge(name, attempts) for name, attempts in columns.items()),
@@ -98,33 +101,41 @@ def compare_judges(by_judge: Mapping[str, Sequence[AttemptRecord]]) -> JudgeComp
 
 
 def _summarize_judge(name: str, attempts: Sequence[AttemptRecord]) -> JudgeSummary:
+    """Return how many attempts a judge decided, with mean reward, cost, and its most frequent failure."""
     rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
     spent = [attempt.spent for attempt in attempts]
-    times = [time for each in spent if (time := each.get("waited", each.get("seconds"))) is not None]
+    times = [time for numbers in spent if (time := numbers.get("waited", numbers.get("seconds"))) is not None]
     return JudgeSummary(
         name,
         len(rewards),
         len(attempts),
         fmean(rewards) if rewards else None,
-        sum(each.get("calls", 0.0) for each in spent),
-        sum(each.get("cost", 0.0) for each in spent),
+        sum(numbers.get("calls", 0.0) for numbers in spent),
+        sum(numbers.get("cost", 0.0) for numbers in spent),
         median(times) if times else None,
         next(iter(Counter(attempt.failure for attempt in attempts if attempt.failure).most_common(1)), ("", 0))[0],
     )
 
 
 def _compare_pair(one: str, other: str, first: Sequence[AttemptRecord], second: Sequence[AttemptRecord]) -> JudgePair:
-    """Compare two judges over the attempts that both scored: agreement, Cohen's kappa, correlation, differences."""
+    """Compare two judges over the attempts that both scored: agreement, Cohen's kappa, correlation, differences.
+
+    Args:
+        one: Name of the first judge.
+        other: Name of the second judge.
+        first: The attempts under the first judge.
+        second: The same attempts under the second judge.
+    """
     both = [
         (a, b, a.reward, b.reward)
         for a, b in zip(first, second, strict=True)
         if a.reward is not None and b.reward is not None
     ]
     successes = [(_is_success(a), _is_success(b)) for a, b, _, _ in both]
-    cells = tuple(successes.count(each) for each in ((True, True), (True, False), (False, True), (False, False)))
+    cells = tuple(successes.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False)))
     low, high = kappa_interval(cells) if both else (None, None)
     differences = sorted(
-        (each for each in both if each[2] != each[3]), key=lambda each: abs(each[2] - each[3]), reverse=True
+        (entry for entry in both if entry[2] != entry[3]), key=lambda entry: abs(entry[2] - entry[3]), reverse=True
     )
     return JudgePair(
         one, other, len(both),
@@ -136,6 +147,7 @@ def _compare_pair(one: str, other: str, first: Sequence[AttemptRecord], second: 
 
 
 def _is_success(attempt: AttemptRecord) -> bool:
+    """Return True if the judge called the attempt a success, or else gave at least half of the reward 1."""
     return attempt.success if attempt.judged else (attempt.reward or 0.0) >= 0.5
 
 
@@ -148,10 +160,10 @@ def print_comparison(comparison: JudgeComparison) -> None:
             f"{judge.calls:.0f}", f"{judge.cost:.4g}", "–" if judge.seconds is None else _format_time(judge.seconds),
         )  # fmt: skip
     console.print(table)
-    for each in comparison.list_undecided():
-        cause = f": {printable(each.failure)[:300]}" if each.failure else ""
+    for undecided in comparison.list_undecided():
+        cause = f": {printable(undecided.failure)[:300]}" if undecided.failure else ""
         print_line(
-            f"{printable(each.judge)}: no result: the judge returned no score for any episode (exit code 1){cause}"
+            f"{printable(undecided.judge)}: no result: the judge returned no score for any episode (exit code 1){cause}"
         )
     table = make_table("judges", "both decided", "agree", "kappa (95 %)", "correlation")
     for pair in comparison.pairs:
@@ -176,4 +188,5 @@ def print_comparison(comparison: JudgeComparison) -> None:
 
 
 def _format_time(seconds: float) -> str:
+    """Return seconds as text, in ms below 0.1 s."""
     return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"

@@ -47,11 +47,16 @@ OPTION = "--judge"
 
 
 def open_judges(experiment: Experiment, references: Sequence[str]) -> dict[str, Judge]:
-    """Open judges by reference, scorer's name or YAML. Raises UserError if a name is not a judge's."""
+    """Open the judges that the option --judge names, by a reference, a scorer's name or a YAML.
+
+    Raises:
+        UserError: A name is not a judge's.
+    """
     return {reference: _open_judge(experiment, reference) for reference in references}
 
 
 def _open_judge(experiment: Experiment, reference: str) -> Judge:
+    """Open the judge of a reference, a scorer's name or a YAML. Errors name the option --judge."""
     from ajet.config import load_experiment
 
     if reference.endswith(YAML):
@@ -65,65 +70,68 @@ def _open_judge(experiment: Experiment, reference: str) -> Judge:
     try:
         return open_judge(replace(experiment, ajet=settings))
     except UserError as error:
-        written = re.compile(rf"\b(ajet\.)?task_judge\.{key}\b")  # a key not written by the user
-        message, location = (written.sub(OPTION, text) for text in (error.what, error.where))
+        key_pattern = re.compile(rf"\b(ajet\.)?task_judge\.{key}\b")  # a key not written by the user
+        message, location = (key_pattern.sub(OPTION, text) for text in (error.what, error.where))
         raise UserError(message, where=location, expected=error.expected, do=error.do) from error
 
 
 def score_by_judge(
     judges: Mapping[str, Judge], attempts: Sequence[AttemptRecord], tasks: Mapping[int, Task]
 ) -> dict[str, Scores]:
-    """Return the attempts' scores under each judge.
+    """Return the scores of the recorded attempts under each judge.
 
     Args:
-        tasks: each task by its position in the task order.
+        tasks: Each task by its position in the task order.
     """
     scores = {}
     for reference, judge in judges.items():
         rejudged = asyncio.run(rejudge_attempts(judge, [(attempt, tasks[attempt.order]) for attempt in attempts]))
         judge.let_go()
-        after = [each.attempt for each in rejudged]
-        scores[reference] = Scores(after, failure_reward(after))
+        rejudged_attempts = [entry.attempt for entry in rejudged]
+        scores[reference] = Scores(rejudged_attempts, failure_reward(rejudged_attempts))
     return scores
 
 
 async def rejudge_attempts(judge: Judge, attempts: Sequence[tuple[AttemptRecord, Task]]) -> list[RejudgedAttempt]:
-    """Score attempts one by one with another judge."""
-    free = asyncio.Semaphore(AT_ONCE)
+    """Return the attempts with the verdicts of another judge, which scores each attempt alone."""
+    judge_slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(attempt: AttemptRecord, task: Task) -> RejudgedAttempt:
+    async def rejudge(attempt: AttemptRecord, task: Task) -> RejudgedAttempt:
+        """Return one attempt with the judge's verdict, or as failed if the judge fails."""
         if not is_judgeable(attempt):
             return RejudgedAttempt(attempt)
-        arrived = make_judge_input(judge, attempt, task)
-        async with free:
+        judge_input = make_judge_input(judge, attempt, task)
+        async with judge_slots:
             started = time.monotonic()
             try:
-                verdict = await judge.verdict(arrived.task, arrived.output)
-            except BoundaryError as problem:
-                return record_failure(attempt, problem)
+                verdict = await judge.verdict(judge_input.task, judge_input.output)
+            except BoundaryError as error:
+                return record_failure(attempt, error)
         return record_verdict(attempt, verdict, time.monotonic() - started)
 
     with reduce_collections():
-        return list(await asyncio.gather(*(one(*each) for each in attempts)))
+        return list(await asyncio.gather(*(rejudge(*attempt_and_task) for attempt_and_task in attempts)))
 
 
 async def rejudge_group(judge: Judge, group: Sequence[tuple[AttemptRecord, Task]], seed: int) -> list[RejudgedAttempt]:
-    """Rank the attempts at one task by a judge, in the order of the recorded run.
+    """Return the attempts at one task with the verdicts of a judge that ranks them.
+
+    The attempts are shown to the judge in the order of the recorded run.
 
     Args:
-        seed: the run's seed, which fixes the order shown to a model.
+        seed: The run's seed, which fixes the order shown to a model.
     """
-    inputs = {index: make_judge_input(judge, *each) for index, each in enumerate(group) if is_judgeable(each[0])}
+    inputs = {index: make_judge_input(judge, *entry) for index, entry in enumerate(group) if is_judgeable(entry[0])}
     if not inputs:
         return [RejudgedAttempt(attempt) for attempt, _ in group]
-    by_repeat = {group[index][0].repeat: index for index in inputs}
+    index_by_repeat = {group[index][0].repeat: index for index in inputs}
     started = time.monotonic()
     try:
-        places = {repeat: inputs[index] for repeat, index in by_repeat.items()}
-        verdicts = await judge.compare(places, f"{seed}/{group[0][0].order}")
-    except BoundaryError as problem:
+        inputs_by_repeat = {repeat: inputs[index] for repeat, index in index_by_repeat.items()}
+        verdicts = await judge.compare(inputs_by_repeat, f"{seed}/{group[0][0].order}")
+    except BoundaryError as error:
         return [
-            record_failure(attempt, problem) if index in inputs else RejudgedAttempt(attempt)
+            record_failure(attempt, error) if index in inputs else RejudgedAttempt(attempt)
             for index, (attempt, _) in enumerate(group)
         ]
     seconds = time.monotonic() - started
@@ -134,12 +142,21 @@ async def rejudge_group(judge: Judge, group: Sequence[tuple[AttemptRecord, Task]
 
 
 def is_judgeable(attempt: AttemptRecord) -> bool:
-    """True if the attempt has a recorded output that a judge can score."""
+    """Return True if the attempt has a recorded output that a judge can score.
+
+    An attempt that failed for another reason than the judge has none.
+    """
     return attempt.lacks_verdict or (not attempt.failure and attempt.status == "completed")
 
 
 def make_judge_input(judge: Judge, attempt: AttemptRecord, of: Task) -> JudgeInput:
-    """Return the judge's input. A ranking judge gets the last reply if the workflow states no answer."""
+    """Return what a judge gets of a recorded attempt: task, output and tool results.
+
+    A judge that ranks attempts gets the last reply as answer if the workflow stated none.
+
+    Args:
+        of: The attempt's task.
+    """
     task = WorkflowTask(
         task=of,
         episode_uuid=attempt.uuid,
@@ -156,15 +173,28 @@ def make_judge_input(judge: Judge, attempt: AttemptRecord, of: Task) -> JudgeInp
 
 
 def record_failure(attempt: AttemptRecord, problem: BoundaryError) -> RejudgedAttempt:
-    """Return the attempt as failed, because the judge failed."""
-    side = "judge" if isinstance(problem, JudgeFailure) else problem.boundary
-    nothing: dict[str, Any] = {"reward": None, "success": False, "reason": "", "scorer": "", "parts": {}, "spent": {}}
-    return RejudgedAttempt(replace(attempt, judged=True, failure=f"{side}: {problem}", left_out=problem.own, **nothing))
+    """Return the attempt as failed without a reward, because the judge failed."""
+    boundary = "judge" if isinstance(problem, JudgeFailure) else problem.boundary
+    empty_verdict: dict[str, Any] = {
+        "reward": None,
+        "success": False,
+        "reason": "",
+        "scorer": "",
+        "parts": {},
+        "spent": {},
+    }
+    return RejudgedAttempt(
+        replace(attempt, judged=True, failure=f"{boundary}: {problem}", left_out=problem.own, **empty_verdict)
+    )
 
 
 def record_verdict(attempt: AttemptRecord, verdict: Verdict, seconds: float) -> RejudgedAttempt:
-    """Return the attempt with a verdict. `seconds` is the time of judging."""
-    after = replace(
+    """Return the attempt with the verdict of another judge.
+
+    Args:
+        seconds: Time that the judging took.
+    """
+    rejudged = replace(
         attempt,
         reward=verdict.reward,
         success=verdict.success is True,
@@ -177,4 +207,4 @@ def record_verdict(attempt: AttemptRecord, verdict: Verdict, seconds: float) -> 
         failure="",
         left_out=False,
     )
-    return RejudgedAttempt(after, verdict)
+    return RejudgedAttempt(rejudged, verdict)

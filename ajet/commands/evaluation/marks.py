@@ -27,11 +27,11 @@ USELESS: tuple[Mark, ...] = ("everybody", "nobody")
 
 
 def mark_tasks(tasks: Sequence[Task], scores: ModelScores, *, drop: bool = False) -> Iterator[Task]:
-    """Yield tasks with their mark in `metadata.trial`.
+    """Yield copies of the tasks with their mark in `metadata.trial`: what a model's attempts say about each task.
 
     Args:
-        scores: the model's attempts and scores.
-        drop: True to omit tasks without a learning signal.
+        scores: The model's attempts and scores.
+        drop: True to omit tasks that all attempts solved, or none.
     """
     for task in tasks:
         attempts = scores.scores.by_task.get(task.task_id, [])
@@ -47,7 +47,11 @@ def mark_tasks(tasks: Sequence[Task], scores: ModelScores, *, drop: bool = False
 
 
 def mark_task(attempts: Sequence[AttemptRecord]) -> Mark:
-    """Return the mark of a task by its attempts. A failed attempt counts as unsolved."""
+    """Return the mark of a task by a model's attempts at it: can training learn from the task?
+
+    "teaches": rewards differ. "everybody": all attempts solved it. "nobody": no attempt did. "unknown": fewer than two
+    attempts were decided. A failed attempt counts as unsolved.
+    """
     decided = [attempt for attempt in attempts if attempt.reward is not None or attempt.failure]
     if len(decided) < 2:
         return "unknown"
@@ -58,7 +62,17 @@ def mark_task(attempts: Sequence[AttemptRecord]) -> Mark:
 
 
 def write_marked(tasks: Sequence[Task], scores: ModelScores, file: Path, *, drop: bool = False) -> str:
-    """Write the tasks as JSON Lines for `jsonl_dataset_file`, and return a summary. Raises UserError."""
+    """Write the tasks with their marks as a JSON Lines file for `jsonl_dataset_file`.
+
+    Args:
+        drop: True to omit tasks that all attempts solved, or none.
+
+    Returns:
+        A sentence with the number of tasks for each mark.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
     counts = Counter(mark_task(scores.scores.by_task.get(task.task_id, [])) for task in tasks)
     lines = [json.dumps(row_of(task), ensure_ascii=False) + "\n" for task in mark_tasks(tasks, scores, drop=drop)]
     try:
@@ -74,7 +88,7 @@ def write_marked(tasks: Sequence[Task], scores: ModelScores, file: Path, *, drop
 
 
 def _is_solved(attempt: AttemptRecord) -> bool:
-    """Return the verdict's success, or whether the reward is above 0 if the judge gives only rewards."""
+    """Return True if the verdict is a success, or, from a judge of rewards only, if the reward is above 0."""
     if attempt.judged:
         return attempt.success
     return attempt.reward is not None and attempt.reward > 0

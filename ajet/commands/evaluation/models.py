@@ -57,7 +57,7 @@ class EvaluatedModel:
     """Training step of the saved model."""
 
     def apply_to(self, experiment: Experiment) -> Experiment:
-        """Return the experiment with this model in place of its own."""
+        """Return the experiment with this model in place of the one in its settings."""
         settings = experiment.ajet.model_copy(deep=True)
         if self.url is not None:
             settings.rollout.engine = "endpoint"
@@ -70,43 +70,57 @@ class EvaluatedModel:
         return replace(experiment, ajet=settings)
 
     def make_identity(self, base: Path) -> dict[str, Any]:
-        """Return JSON values that identify the model by its files.
+        """Return JSON values that identify the model, to recognize a record of the same one.
 
-        For a folder they are a checkpoint's digest, or names, sizes and times of the files.
+        For a checkpoint it is the digest of its state, for another folder a digest of names, sizes and times of the
+        files.
+
+        Args:
+            base: Folder of relative paths.
         """
         if self.url is not None:
             return {"url": self.url, "name": self.name}
         assert self.path is not None
-        existing = next((p for p in (base / self.path, Path(self.path)) if p.exists()), None)
+        existing = next((path for path in (base / self.path, Path(self.path)) if path.exists()), None)
         if self.path.startswith("embedded:") or existing is None:
             return {"path": self.path}
         if (existing / STATE).is_file():
             return {"path": str(existing.resolve()), "state": state_digest(existing)}
-        files = [existing] if existing.is_file() else sorted({p for kind in _DESCRIBING for p in existing.glob(kind)})
+        files = (
+            [existing]
+            if existing.is_file()
+            else sorted({path for pattern in _DESCRIBING for path in existing.glob(pattern)})
+        )
         file_facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         digest = hashlib.blake2b(repr(file_facts).encode(), digest_size=16).hexdigest()
         return {"path": str(existing.resolve()), "files": digest}
 
 
 def choose_models(named: Sequence[str], experiment: Experiment, run: Path | None) -> list[EvaluatedModel]:
-    """Return the named models, each once. Without a name: the run's tuned model, else the YAML's.
+    """Return the models that the option --model names. Without it: the run's tuned model, else the YAML's.
 
     Args:
+        named: The values of the option.
+        experiment: The experiment to evaluate with.
         run: The folder of the evaluated run. None without a run.
 
     Raises:
         UserError: A name is unknown, or two names are the same model.
     """
     if not named:
-        tuned = run is not None and checkpoints_of(run).all()
-        return [_find_tuned_model(run) if tuned and run is not None else _make_base_model(experiment, BASE_NAMES[0])]
+        has_checkpoints = run is not None and checkpoints_of(run).all()
+        return [
+            _find_tuned_model(run)
+            if has_checkpoints and run is not None
+            else _make_base_model(experiment, BASE_NAMES[0])
+        ]
     models: list[EvaluatedModel] = []
     identities: list[dict[str, Any]] = []
-    for each in named:
-        model = _parse_model(each, experiment, run)
+    for name in named:
+        model = _parse_model(name, experiment, run)
         if (identity := model.make_identity(experiment.base)) in identities:
             raise UserError(
-                f"--model {each} is the same model as {models[identities.index(identity)].label}.",
+                f"--model {name} is the same model as {models[identities.index(identity)].label}.",
                 expected="different models; to measure the noise of one model, use --repeat",
             )
         models.append(model)
@@ -115,12 +129,16 @@ def choose_models(named: Sequence[str], experiment: Experiment, run: Path | None
 
 
 def needs_run(named: Sequence[str]) -> bool:
-    """True if the names include a checkpoint of the run that the YAML names."""
-    return not named or any(each in CHECKPOINT_NAMES or _STEP.fullmatch(each) for each in named)
+    """Return True if a model is a checkpoint of the run that the YAML names, or if no model is named."""
+    return not named or any(name in CHECKPOINT_NAMES or _STEP.fullmatch(name) for name in named)
 
 
 def _parse_model(named: str, experiment: Experiment, run: Path | None) -> EvaluatedModel:
-    """Return the model that a user names: a server's URL, `base`, a checkpoint, a run or a path."""
+    """Return the model that one value of --model names: a server's URL, `base`, a checkpoint, a run or a path.
+
+    Raises:
+        UserError: There is no such checkpoint, or the server cannot be used.
+    """
     if match := _ENDPOINT.fullmatch(named):
         url = match["url"].rstrip("/")
         return EvaluatedModel(named, url=url, name=match["model"] or find_served_model(url, experiment))
@@ -152,6 +170,7 @@ def _parse_model(named: str, experiment: Experiment, run: Path | None) -> Evalua
 
 
 def _make_base_model(experiment: Experiment, label: str) -> EvaluatedModel:
+    """Return the model of the experiment's settings: its `model.path`, or its endpoint."""
     rollout = experiment.ajet.rollout
     if rollout.engine == "endpoint":
         assert rollout.endpoint.base_url is not None and rollout.endpoint.model is not None, (
@@ -163,7 +182,11 @@ def _make_base_model(experiment: Experiment, label: str) -> EvaluatedModel:
 
 
 def _find_tuned_model(run: Path) -> EvaluatedModel:
-    """Return the best measured model of a run, else the last."""
+    """Return the best measured checkpoint of a run as a model, else the last one.
+
+    Raises:
+        UserError: The run has no checkpoint, or a damaged one.
+    """
     checkpoints = checkpoints_of(run)
     checkpoints.require_whole()
     checkpoint = checkpoints.best() or select_checkpoint(checkpoints, None)
@@ -171,6 +194,7 @@ def _find_tuned_model(run: Path) -> EvaluatedModel:
 
 
 def _make_checkpoint_model(label: str, run: Path, checkpoint: Checkpoint | None) -> EvaluatedModel:
+    """Return a checkpoint as a model. Raise UserError for None, if no validation measured one."""
     if checkpoint is None:
         raise UserError(
             "No validation measured a checkpoint of this run, so the best one is unknown.",
@@ -182,7 +206,7 @@ def _make_checkpoint_model(label: str, run: Path, checkpoint: Checkpoint | None)
 
 
 def find_served_model(url: str, experiment: Experiment) -> str:
-    """Return the name of the only model of a server. Raises UserError."""
+    """Return the name of the model that a server serves. Raises UserError unless it lists exactly one."""
     import httpx
 
     key = read_api_key(experiment.ajet.rollout.endpoint.api_key_env)
@@ -190,7 +214,7 @@ def find_served_model(url: str, experiment: Experiment) -> str:
     names: list[str] = []
     try:
         reply = httpx.get(f"{url}/models", headers=headers, timeout=REQUEST_TIMEOUT_S)
-        names = [str(each["id"]) for each in load_json(reply.raise_for_status().content)["data"]]
+        names = [str(entry["id"]) for entry in load_json(reply.raise_for_status().content)["data"]]
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}".replace(key or "\0", "…")
         if isinstance(error, httpx.ReadTimeout):
@@ -228,13 +252,15 @@ def open_target(
     """Return the experiment to evaluate, and the models to run it with.
 
     Args:
-        target: name or folder of a run, or a YAML.
-        conf: a YAML to use instead of a run's record.
-        models: values of `--model`.
+        target: Name or folder of a run, or a YAML.
+        conf: A YAML to use instead of a run's record.
+        models: Values of `--model`.
+        overrides: Overrides of the YAML.
+        exp_dir: Folder of all runs. None: as the YAML says, or the default.
         fetch: True if a model may be downloaded without a question.
 
     Raises:
-        UserError: the target or a model cannot be used.
+        UserError: The target or a model cannot be used.
     """
     from ajet.config import load_experiment
     from ajet.config.experiment import DEFAULT_ROOT
@@ -267,6 +293,14 @@ def open_target(
 def _open_recorded(
     target: str, models: Sequence[str], root: Path, *, fetch: bool
 ) -> tuple[Experiment, list[EvaluatedModel]]:
+    """Return the experiment of a recorded run, with the user's own code, and the models to run it with.
+
+    Args:
+        target: Name or folder of the run.
+        models: Values of `--model`.
+        root: Folder of all runs.
+        fetch: True if a model may be downloaded without a question.
+    """
     from ajet.commands.recorded_run import find_recorded_model, load_recorded_settings, require_own_code
     from ajet.config.dotenv import load_project_dotenv
 
@@ -277,8 +311,8 @@ def _open_recorded(
     local_models = []
     for model in choose_models(models, experiment, folder):
         if model.label in BASE_NAMES and model.path is not None:
-            recorded = find_recorded_model(model.path, base=experiment.base, record=folder, fetch=fetch)
-            model = replace(model, path=str(recorded))
+            model_folder = find_recorded_model(model.path, base=experiment.base, record=folder, fetch=fetch)
+            model = replace(model, path=str(model_folder))
         local_models.append(model)
     return experiment, local_models
 

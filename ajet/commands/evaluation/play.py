@@ -85,13 +85,13 @@ class EvaluationResult:
     """Overlap with the training tasks, if the reader has training tasks."""
 
     def compare_with_first(self) -> list[tuple[ModelScores, Comparison]]:
-        """Return the comparison of each other model with the first."""
+        """Return (scores, comparison) of each further model with the first one, over the tasks that both played."""
         first, *others = self.evaluated
         pairs = [(other, compare(first.scores, other.scores, seed=self.seed)) for other in others]
-        return [(each, comparison) for each, comparison in pairs if comparison is not None]
+        return [(model_scores, comparison) for model_scores, comparison in pairs if comparison is not None]
 
     def list_unscored(self) -> list[str]:
-        """Return the models, and models under a further judge, without any scored attempt."""
+        """Return the labels of models without any scored attempt, and those "MODEL by JUDGE" of a further judge."""
         labels = [model_scores.model.label for model_scores in self.evaluated if not model_scores.scores.scored]
         return labels + [
             f"{model_scores.model.label} by {judge}"
@@ -101,9 +101,9 @@ class EvaluationResult:
         ]
 
     def compare_by_judge(self) -> JudgeComparison | None:
-        """Compare the evaluation's own judge with the further judges, over all models.
+        """Return the comparison of the evaluation's own judge with the further judges, over the attempts of all models.
 
-        None: there are no further judges.
+        None if there are no further judges.
         """
         names = list(self.evaluated[0].judged)
         if not names:
@@ -112,7 +112,7 @@ class EvaluationResult:
         return compare_judges(
             by_judge
             | {
-                name: [a for model_scores in self.evaluated for a in model_scores.judged[name].attempts]
+                name: [attempt for model_scores in self.evaluated for attempt in model_scores.judged[name].attempts]
                 for name in names
             }
         )
@@ -123,7 +123,9 @@ def evaluate_models(
 ) -> EvaluationResult:
     """Run the missing attempts of each model in turn, and return all scores.
 
-    Raises UserError, or KeyboardInterrupt after ended attempts are recorded.
+    Raises:
+        UserError: The evaluation cannot be run.
+        KeyboardInterrupt: At Ctrl-C, after ended attempts are recorded.
     """
     experiment = prepare_experiment(experiment, options)
     with Interrupts().install(), enter_run_hooks(experiment, experiment.root / experiment.name / "eval"):
@@ -152,46 +154,50 @@ def _play_models(
     for evaluation in evaluations:
         folder = _complete_record(evaluation, fresh=options.fresh)
         results.append((evaluation.model, folder, record.read_recorded(evaluation, folder, for_judges=bool(judges))))
-    lowest = failure_reward(attempt for _, _, attempts in results for attempt in attempts)
-    first = evaluations[0]
-    tasks = dict(first.tasks)
+    lowest_reward = failure_reward(attempt for _, _, attempts in results for attempt in attempts)
+    first_evaluation = evaluations[0]
+    tasks = dict(first_evaluation.tasks)
     return EvaluationResult(
         tuple(
-            ModelScores(model, folder, Scores(attempts, lowest), score_by_judge(judges, attempts, tasks))
+            ModelScores(model, folder, Scores(attempts, lowest_reward), score_by_judge(judges, attempts, tasks))
             for model, folder, attempts in results
         ),
-        tasks=first.count,
-        repeats=first.repeats,
+        tasks=first_evaluation.count,
+        repeats=first_evaluation.repeats,
         sampling=describe_sampling(experiment),
         seed=experiment.ajet.seed,
-        played=[task for _, task in first.tasks[: first.count]],
-        known=None if options.training else _find_overlap(reader, [task for _, task in first.tasks[: first.count]]),
+        played=[task for _, task in first_evaluation.tasks[: first_evaluation.count]],
+        known=None
+        if options.training
+        else _find_overlap(reader, [task for _, task in first_evaluation.tasks[: first_evaluation.count]]),
     )
 
 
 def _is_played(evaluation: Evaluation, earlier: Path | None) -> bool:
+    """Return True if the earlier record has all attempts of the evaluation."""
     return earlier is not None and record.count_missing(evaluation, earlier) == 0
 
 
 def _require_model_server(evaluation: Evaluation) -> None:
-    """Check the model's endpoint, if there is one. Raises UserError."""
+    """Raise UserError if the evaluated model is an endpoint that does not answer."""
     model = evaluation.model
     if model.url is None:
         return
     services = list(model_servers(evaluation.experiment))
     if "@" in model.label or "://" in model.label:  # the model comes from --model, not from the YAML
-        do = f"start the server at {model.url}, or choose another one (--model NAME@URL)"
-        services = [replace(service, key=f"--model {model.label}", do=do) for service in services]
+        advice = f"start the server at {model.url}, or choose another one (--model NAME@URL)"
+        services = [replace(service, key=f"--model {model.label}", do=advice) for service in services]
     require_answers(services)
 
 
 def _find_overlap(reader: OpenedReader, held_out: Sequence[Task]) -> TaskOverlap | None:
+    """Return how many held-out tasks are also training tasks, or None if the training tasks are unknown."""
     from ajet.task_reader.contamination import find_overlap
 
     try:
         return find_overlap(reader.tasks("train"), held_out) if reader.has("train") else None
-    except UserError as problem:  # the evaluation does not depend on the overlap
-        _print_note(f"ajet cannot tell whether the tasks overlap with the training tasks: {problem.what}")
+    except UserError as error:  # the evaluation does not depend on the overlap
+        _print_note(f"ajet cannot tell whether the tasks overlap with the training tasks: {error.what}")
         return None
 
 
@@ -199,11 +205,11 @@ def prepare_experiment(experiment: Experiment, options: EvaluationOptions) -> Ex
     """Return the experiment for an evaluation: without training, with the tasks and the sampling of the options.
 
     Raises:
-        UserError: the options or settings cannot be used.
+        UserError: The options or settings cannot be used.
     """
     settings = experiment.ajet.model_copy(deep=True)
     settings.backbone = "debug"
-    reader, val = settings.task_reader, settings.rollout.val_kwargs
+    reader, sampling = settings.task_reader, settings.rollout.val_kwargs
     if options.tasks is not None:
         file = options.tasks.expanduser()
         if file.is_dir():
@@ -221,27 +227,38 @@ def prepare_experiment(experiment: Experiment, options: EvaluationOptions) -> Ex
         getattr(reader, reader.type).validation.file_path = str(file.absolute())
     repeats = settings.validation_repeats if options.repeats is None else options.repeats
     if options.temperature is not None:
-        val.do_sample, val.temperature = options.temperature > 0, options.temperature
-    elif repeats > 1 and not val.do_sample:  # greedy attempts would all be equal
-        val.do_sample, val.temperature = True, val.temperature or settings.rollout.temperature
-    val.num_repeat = settings.trainer_common.val_pass_n = repeats
+        sampling.do_sample, sampling.temperature = options.temperature > 0, options.temperature
+    elif repeats > 1 and not sampling.do_sample:  # greedy attempts would all be equal
+        sampling.do_sample, sampling.temperature = True, sampling.temperature or settings.rollout.temperature
+    sampling.num_repeat = settings.trainer_common.val_pass_n = repeats
     prepared = replace(experiment, ajet=settings)
     prepared.require_ready(evaluating=True)
     return prepared
 
 
 def describe_sampling(experiment: Experiment) -> str:
-    """Return how replies are sampled, in words."""
-    val = experiment.ajet.rollout.val_kwargs
-    if not val.do_sample or val.temperature == 0:
+    """Return how replies are sampled in an evaluation, in words: "greedy", or temperature and truncation."""
+    sampling = experiment.ajet.rollout.val_kwargs
+    if not sampling.do_sample or sampling.temperature == 0:
         return "greedy"
-    more = [f"top_p {val.top_p:g}"] if val.top_p < 1 else []
-    return ", ".join([f"temperature {val.temperature:g}", *more, *([f"top_k {val.top_k}"] if val.top_k > 0 else [])])
+    truncation = [f"top_p {sampling.top_p:g}"] if sampling.top_p < 1 else []
+    return ", ".join(
+        [
+            f"temperature {sampling.temperature:g}",
+            *truncation,
+            *([f"top_k {sampling.top_k}"] if sampling.top_k > 0 else []),
+        ]
+    )
 
 
 def _make_evaluations(
     experiment: Experiment, models: Sequence[EvaluatedModel], options: EvaluationOptions, reader: OpenedReader
 ) -> list[Evaluation]:
+    """Return what to play for each model: the same held-out tasks and number of attempts.
+
+    Raises:
+        UserError: The task reader has no held-out tasks.
+    """
     if not reader.has("validation"):
         raise UserError(
             "The task reader has no validation tasks.",
@@ -256,7 +273,7 @@ def _make_evaluations(
 
 
 def _complete_record(evaluation: Evaluation, *, fresh: bool) -> Path:
-    """Run the missing attempts of one evaluation, and return the folder of its complete record.
+    """Run the missing attempts of one model, and return the folder of its complete record.
 
     Args:
         fresh: True to ignore earlier records.
@@ -265,9 +282,9 @@ def _complete_record(evaluation: Evaluation, *, fresh: bool) -> Path:
 
     earlier = None if fresh else record.find_earlier(evaluation)
     if earlier is not None and _is_played(evaluation, earlier):
-        then = record.find_episode_file(earlier, evaluation.model.step).stat().st_mtime
+        recorded_at = record.find_episode_file(earlier, evaluation.model.step).stat().st_mtime
         _print_note(
-            f"{evaluation.model.label}: evaluated {format_age(then)}, results read from {earlier}; --fresh "
+            f"{evaluation.model.label}: evaluated {format_age(recorded_at)}, results read from {earlier}; --fresh "
             "evaluates again"
         )
         return earlier
@@ -290,7 +307,7 @@ def _play_missing(evaluation: Evaluation, run: RunDirectory) -> None:
 
     label, step = evaluation.model.label, evaluation.model.step
     run.status.set(phase="loading", step=step)
-    before = record.list_finished(record.read_recorded(evaluation, run.path))
+    finished = record.list_finished(record.read_recorded(evaluation, run.path))
     with Progress() as bars, EpisodeWriter(run.episodes, step, record.SPLIT) as writer:
         bar = _AttemptBar(label, bars)
 
@@ -305,33 +322,33 @@ def _play_missing(evaluation: Evaluation, run: RunDirectory) -> None:
             split="validation",
             pins=pins_of(run),
             reader=evaluation.reader,
-        ) as parts:
-            fitting = {task.task_id for task in parts.tasks("validation")}
-            fitting_tasks = [(order, task) for order, task in evaluation.tasks if task.task_id in fitting]
+        ) as run_parts:
+            fitting_ids = {task.task_id for task in run_parts.tasks("validation")}
+            fitting_tasks = [(order, task) for order, task in evaluation.tasks if task.task_id in fitting_ids]
             record.write_orders(run.path, [order for order, _ in fitting_tasks])
-            requested = [(order, task) for order, task in fitting_tasks if order < evaluation.count]
-            if requested and parts.backbone.tokenizer is not None:
-                render_with_tools(parts.experiment, requested[0][1], parts.backbone.tokenizer)
-            bar.begin(len(requested) * evaluation.repeats, len(before))
+            requested_tasks = [(order, task) for order, task in fitting_tasks if order < evaluation.count]
+            if requested_tasks and run_parts.backbone.tokenizer is not None:
+                render_with_tools(run_parts.experiment, requested_tasks[0][1], run_parts.backbone.tokenizer)
+            bar.begin(len(requested_tasks) * evaluation.repeats, len(finished))
             run.status.set(phase="validation", step=step)
             started = time.monotonic()
             groups = list(
-                parts.rollout.play(
-                    requested, step=step, split="validation", repeats=evaluation.repeats, finished=before
+                run_parts.rollout.play(
+                    requested_tasks, step=step, split="validation", repeats=evaluation.repeats, finished=finished
                 )
             )
             seconds = time.monotonic() - started
         bar.close()
-    if before:
+    if finished:
         recorded = run.episodes.read(step, record.SPLIT)
         groups = group_by_order(
-            each for each in recorded if each.order < evaluation.count and each.repeat < evaluation.repeats
+            episode for episode in recorded if episode.order < evaluation.count and episode.repeat < evaluation.repeats
         )
     run.metrics.log(step, validation_metrics(groups) | {"seconds/validation": seconds})
 
 
 class _AttemptBar:
-    """Shows the attempts of one model as a bar."""
+    """A progress bar over the attempts of one model, with their mean reward so far."""
 
     def __init__(self, label: str, bars: Progress) -> None:
         self._label, self._bars = label, bars
@@ -339,17 +356,20 @@ class _AttemptBar:
         self._scored_count = self._reward_sum = 0.0
 
     def begin(self, total: int, done: int) -> None:
+        """Show the bar. Attempts that are recorded already count as done."""
         if done:
             _print_note(f"{self._label}: {done} of {total} attempts are recorded already, {total - done} remain")
         self._bar = self._bars.bar(self._label, total, "attempts", done=done)
 
     def count_end(self, episode: Episode) -> None:
+        """Advance the bar by an ended attempt, and show the mean reward."""
         self._scored_count += 1
         self._reward_sum += episode.reward or 0.0
         if self._bar is not None:
             self._bar.advance(note=f"reward {self._reward_sum / self._scored_count:.3g}")
 
     def close(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
 

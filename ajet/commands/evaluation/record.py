@@ -39,7 +39,7 @@ NO_EFFECT = (
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One model on a list of tasks, with a number of attempts at each."""
+    """One model on a list of held-out tasks, with a number of attempts at each."""
 
     model: EvaluatedModel
     experiment: Experiment
@@ -51,28 +51,40 @@ class Evaluation:
     reader: OpenedReader
 
     def make_identity(self) -> dict[str, Any]:
-        """Return JSON values that are equal for evaluations which may share a record."""
-        val, settings = self.experiment.ajet.rollout.val_kwargs, self.experiment.list_training_settings()
+        """Return JSON values that are equal for two evaluations whose attempts may share a record.
+
+        They cover the model, the tasks, and the settings, code and sampling with an effect on replies.
+        """
+        sampling_settings, settings = self.experiment.ajet.rollout.val_kwargs, self.experiment.list_training_settings()
         code = digest_code(self.experiment)
-        bearing = {key: value for key, value in settings.items() if not key.startswith(NO_EFFECT)}
-        drawn = [val.temperature, val.top_p, val.top_k] if val.do_sample else "greedy"
+        effective_settings = {key: value for key, value in settings.items() if not key.startswith(NO_EFFECT)}
+        sampling = (
+            [sampling_settings.temperature, sampling_settings.top_p, sampling_settings.top_k]
+            if sampling_settings.do_sample
+            else "greedy"
+        )
         tasks = [(order, task.model_dump()) for order, task in self.tasks]
         return {
             "model": self.model.make_identity(self.experiment.base),
             "tasks": _digest_value(tasks),
-            "settings": _digest_value(bearing),
+            "settings": _digest_value(effective_settings),
             "code": _digest_value({key: code[key] for key in code if not key.startswith(NO_EFFECT)}),
-            "sampling": drawn,
+            "sampling": sampling,
         }
 
 
 def find_episode_file(folder: Path, step: int) -> Path:
-    """Return the file of a record's episodes."""
+    """Return the file with the episodes in an evaluation's record.
+
+    Args:
+        folder: The record's folder.
+        step: Training step of the evaluated model.
+    """
     return folder / "episodes" / f"step-{step}.{SPLIT}.jsonl"
 
 
 def find_earlier(evaluation: Evaluation) -> Path | None:
-    """Return the newest record of the same evaluation."""
+    """Return the folder of the newest record of the same evaluation, or None."""
     eval_folder = evaluation.experiment.root / evaluation.experiment.name / "eval"
     identity = json.loads(json.dumps(evaluation.make_identity()))
     for folder in sorted(eval_folder.iterdir(), reverse=True) if eval_folder.is_dir() else ():
@@ -80,12 +92,21 @@ def find_earlier(evaluation: Evaluation) -> Path | None:
             if read_json(folder / FILE)["identity"] == identity:
                 return folder
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # left by a process killed early
+            continue  # a process was killed before it wrote the file
     return None
 
 
 def open_record(evaluation: Evaluation, earlier: Path | None) -> RunDirectory:
-    """Open the evaluation's record. Raises UserError."""
+    """Open a new record for the evaluation, or the earlier one to continue it.
+
+    Attempts that ajet itself failed are removed from an earlier record, so that they run again.
+
+    Args:
+        earlier: Folder of the earlier record. None: a new record.
+
+    Raises:
+        UserError: The folder cannot be used.
+    """
     experiment = evaluation.experiment
     run = RunDirectory.open(experiment, root=experiment.root, kind="eval", again=earlier)
     try:
@@ -101,35 +122,41 @@ def open_record(evaluation: Evaluation, earlier: Path | None) -> RunDirectory:
 
 
 def write_orders(folder: Path, orders: Sequence[int]) -> None:
-    """Record which tasks were run. A complete record is then recognized without loading the model.
+    """Record the positions of the tasks that were run, so that a complete record is recognized without the model.
 
-    Tasks can be left out because their prompts are too long for the model.
+    Tasks may be left out because their prompts are too long for the model.
     """
     content = read_json(folder / FILE)
     write_atomically(folder / FILE, json.dumps({**content, "orders": list(orders)}, indent=1) + "\n")
 
 
 def count_missing(evaluation: Evaluation, folder: Path) -> int | None:
-    """Return the number of attempts that a record lacks.
+    """Return how many attempts of the evaluation the record in `folder` lacks.
 
-    None: only the model's tokenizer can decide which tasks are short enough.
+    None if only the model's tokenizer can decide which tasks are short enough to be run.
+
+    Raises:
+        UserError: The record cannot be read.
     """
     try:
-        orders = read_json(folder / FILE).get("orders")
+        task_positions = read_json(folder / FILE).get("orders")
     except (OSError, ValueError) as error:
         raise UserError(
             f"The file with the settings of the recorded evaluation cannot be read: {error}.", where=str(folder)
         ) from error
-    if orders is None:
+    if task_positions is None:
         return None
-    expected = {(order, repeat) for order in orders if order < evaluation.count for repeat in range(evaluation.repeats)}
+    expected = {
+        (order, repeat) for order in task_positions if order < evaluation.count for repeat in range(evaluation.repeats)
+    }
     return len(expected - list_finished(read_recorded(evaluation, folder)))
 
 
 def read_recorded(evaluation: Evaluation, folder: Path, *, for_judges: bool = False) -> list[AttemptRecord]:
-    """Return the recorded attempts at the requested tasks.
+    """Return the recorded attempts that belong to the requested tasks and repeats.
 
     Args:
+        folder: The record's folder.
         for_judges: True to read what a judge needs, too.
     """
     attempts = read_attempts(find_episode_file(folder, evaluation.model.step), judge_inputs=for_judges)
@@ -137,10 +164,14 @@ def read_recorded(evaluation: Evaluation, folder: Path, *, for_judges: bool = Fa
 
 
 def list_finished(attempts: Sequence[AttemptRecord]) -> set[tuple[int, int]]:
-    """Return (position of the task, number of the attempt) of attempts that are not run again."""
+    """Return (position of the task, number of the attempt) of the attempts that need not run again.
+
+    Those that ajet itself failed do.
+    """
     return {(attempt.order, attempt.repeat) for attempt in attempts if not attempt.left_out}
 
 
 def _digest_value(value: Any) -> str:
+    """Return a digest of a value by its JSON form, independent of the order of keys."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

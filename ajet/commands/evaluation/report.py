@@ -35,25 +35,31 @@ COLUMNS = (
 
 
 def print_report(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> None:
-    """Print the table by model and tag, the comparisons with the first model, and the records."""
-    everything = [
+    """Print the scores by model and tag, the comparisons with the first model, remarks, and the records' folders.
+
+    Args:
+        keys: Metadata keys of the tags.
+    """
+    all_scores = [
         scores for model_scores in result.evaluated for scores in (model_scores.scores, *model_scores.judged.values())
     ]
     console.print(_describe_played(result), soft_wrap=True)
-    names = _choose_columns(everything)
+    columns = _choose_columns(all_scores)
     table = make_table()
-    table.add_column("model", overflow="fold", min_width=min(24, max(len(e.model.label) for e in result.evaluated)))
-    for name in names:
+    table.add_column(
+        "model", overflow="fold", min_width=min(24, max(len(scored.model.label) for scored in result.evaluated))
+    )
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for model_scores in result.evaluated:
-        table.add_row(printable(model_scores.model.label), *_format_cells(model_scores.scores, names), style="bold")
+        table.add_row(printable(model_scores.model.label), *_format_cells(model_scores.scores, columns), style="bold")
         for tag, scores in model_scores.scores.group_by_tag(keys).items():
-            table.add_row(f"  {printable(tag)}", *_format_cells(scores, names), style="dim")
+            table.add_row(f"  {printable(tag)}", *_format_cells(scores, columns), style="dim")
         by_scorer = model_scores.scores.group_by_scorer()
         for scorer, scores in by_scorer.items() if len(by_scorer) > 1 else ():
-            table.add_row(f"  scorer {printable(scorer)}", *_format_cells(scores, names), style="dim")
+            table.add_row(f"  scorer {printable(scorer)}", *_format_cells(scores, columns), style="dim")
         for judge, scores in model_scores.judged.items():
-            table.add_row(f"  {printable(_short_name(judge))}", *_format_cells(scores, names), style="dim")
+            table.add_row(f"  {printable(_short_name(judge))}", *_format_cells(scores, columns), style="dim")
     console.print(table)
     if keys != TAG_KEYS and not any(model_scores.scores.group_by_tag(keys) for model_scores in result.evaluated):
         text = f"No task has the key {' or '.join(keys)} in its metadata, by which the scores should be split."
@@ -81,7 +87,7 @@ def print_report(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> No
 
 
 def _show_parts(result: EvaluationResult) -> None:
-    """Print the mean score of each scorer, if there are several."""
+    """Print the mean score of each scorer by model, if tasks were scored by several."""
     by_model = [
         (model_scores.model.label, model_scores.scores.average_by_scorer()) for model_scores in result.evaluated
     ]
@@ -96,7 +102,11 @@ def _show_parts(result: EvaluationResult) -> None:
 
 
 def to_json(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> dict[str, Any]:
-    """Return the result as JSON values."""
+    """Return the result as JSON values.
+
+    Args:
+        keys: Metadata keys of the tags.
+    """
     return {
         "tasks": result.tasks,
         "repeats": result.repeats,
@@ -105,25 +115,31 @@ def to_json(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> dict[st
         "models": [_scores_to_json(model_scores, keys) for model_scores in result.evaluated],
         "judges": None if (judges := result.compare_by_judge()) is None else asdict(judges),
         "comparisons": [
-            {"before": result.evaluated[0].model.label, "after": each.model.label}
+            {"before": result.evaluated[0].model.label, "after": model_scores.model.label}
             | asdict(compared)
             | {"beyond_noise": compared.is_beyond_noise}
-            for each, compared in result.compare_with_first()
+            for model_scores, compared in result.compare_with_first()
         ],
     }
 
 
 def list_columns(result: EvaluationResult) -> list[str]:
-    """Return the columns of `list_rows`, with two more for each further judge."""
+    """Return the names of the columns of `list_rows`: the fixed ones, then two for each further judge."""
     judges = [_short_name(judge) for judge in result.evaluated[0].judged]
     return [*COLUMNS, *(f"{quantity} by {name}" for quantity in ("reward", "success") for name in judges)]
 
 
 def list_rows(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> Iterator[dict[str, Any]]:
-    """Yield one row for each attempt, with equal columns."""
+    """Yield one row for each attempt of each model. All rows have the same columns.
+
+    Args:
+        keys: Metadata keys of the tags.
+    """
     for model_scores in result.evaluated:
         for index, attempt in enumerate(model_scores.scores.attempts):
-            others = {_short_name(judge): scores.attempts[index] for judge, scores in model_scores.judged.items()}
+            attempts_by_judge = {
+                _short_name(judge): scores.attempts[index] for judge, scores in model_scores.judged.items()
+            }
             yield {
                 **{name: getattr(attempt, name, None) for name in COLUMNS},
                 "model": model_scores.model.label,
@@ -131,13 +147,16 @@ def list_rows(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> Itera
                 "success": attempt.success if attempt.judged else None,
                 "tags": ";".join(attempt.tags(keys)),
                 "record": str(model_scores.folder),
-                **{f"reward by {name}": other.reward for name, other in others.items()},
-                **{f"success by {name}": other.success if other.judged else None for name, other in others.items()},
+                **{f"reward by {name}": judged.reward for name, judged in attempts_by_judge.items()},
+                **{
+                    f"success by {name}": judged.success if judged.judged else None
+                    for name, judged in attempts_by_judge.items()
+                },
             }
 
 
 def write_csv(result: EvaluationResult, file: Path, keys: Sequence[str] = TAG_KEYS) -> None:
-    """Write the rows as CSV. Raises UserError."""
+    """Write a row per attempt as CSV. Raises UserError if the file cannot be written."""
     try:
         with file.open("w", newline="", encoding="utf-8") as out:
             writer = csv.DictWriter(out, list_columns(result))
@@ -148,11 +167,11 @@ def write_csv(result: EvaluationResult, file: Path, keys: Sequence[str] = TAG_KE
 
 
 def write_parquet(result: EvaluationResult, file: Path, keys: Sequence[str] = TAG_KEYS) -> None:
-    """Write the rows as Parquet, with types. Raises UserError."""
+    """Write a row per attempt as Parquet with typed columns. Raises UserError if the file cannot be written."""
     import pyarrow
     from pyarrow import parquet
 
-    kinds = {
+    column_types = {
         **dict.fromkeys(COLUMNS, pyarrow.string()),
         **{name: pyarrow.float64() for name in list_columns(result) if name.startswith("reward by ")},
         **{name: pyarrow.bool_() for name in list_columns(result) if name.startswith("success by ")},
@@ -160,7 +179,7 @@ def write_parquet(result: EvaluationResult, file: Path, keys: Sequence[str] = TA
         **dict.fromkeys(("reward", "seconds"), pyarrow.float64()),
         **dict.fromkeys(("success", "left_out"), pyarrow.bool_()),
     }
-    table = pyarrow.Table.from_pylist(list(list_rows(result, keys)), schema=pyarrow.schema(list(kinds.items())))
+    table = pyarrow.Table.from_pylist(list(list_rows(result, keys)), schema=pyarrow.schema(list(column_types.items())))
     try:
         parquet.write_table(table, file)
     except OSError as error:
@@ -168,7 +187,11 @@ def write_parquet(result: EvaluationResult, file: Path, keys: Sequence[str] = TA
 
 
 def draw_report(result: EvaluationResult, file: Path) -> None:
-    """Draw bars with intervals as .svg, .png or .pdf. Raises UserError."""
+    """Draw each model's pass rates, or else mean reward, as bars with 95 % intervals, into an .svg, .png or .pdf.
+
+    Raises:
+        UserError: The file cannot be written, or matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -182,13 +205,15 @@ def draw_report(result: EvaluationResult, file: Path) -> None:
     figure = Figure(figsize=(max(4.8, 1.6 * len(names) * len(result.evaluated)), 3.8), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     width = 0.8 / len(result.evaluated)
-    for index, each in enumerate(result.evaluated):
-        places = [group + index * width for group in range(len(names))]
-        bars = [_make_rate_bar(each.scores.pass_rate(k)) for k in ks] or [_make_reward_bar(each.scores)]
+    for index, model_scores in enumerate(result.evaluated):
+        positions = [group + index * width for group in range(len(names))]
+        bars = [_make_rate_bar(model_scores.scores.pass_rate(k)) for k in ks] or [_make_reward_bar(model_scores.scores)]
         values = [value for value, _, _ in bars]
         errors = [[low for _, low, _ in bars], [high for _, _, high in bars]]
-        drawn = axes.bar(places, values, width * 0.92, yerr=errors, capsize=3, label=each.model.label)
-        axes.bar_label(drawn, [f"{value:.2f}" for value in values], fontsize=8, padding=2)
+        bar_container = axes.bar(
+            positions, values, width * 0.92, yerr=errors, capsize=3, label=model_scores.model.label
+        )
+        axes.bar_label(bar_container, [f"{value:.2f}" for value in values], fontsize=8, padding=2)
     axes.set_xticks([group + 0.4 - width / 2 for group in range(len(names))], names)
     if ks:
         axes.set_ylim(0, 1.05)
@@ -204,55 +229,76 @@ def draw_report(result: EvaluationResult, file: Path) -> None:
 
 
 def _describe_played(result: EvaluationResult) -> str:
+    """Return what was played, as text: number of tasks and attempts, and how replies were sampled."""
     return f"{counted(result.tasks, 'task')}, {counted(result.repeats, 'attempt')} each, {result.sampling}"
 
 
 def _short_name(reference: str) -> str:
-    """Return a judge's name for columns: the judge's own, or the name of the judge's YAML."""
+    """Return a judge's name for columns: the name in its reference, or the stem of its YAML."""
     return Path(reference).stem if reference.endswith(YAML) else re.split("->|:", reference)[-1].strip()
 
 
 def _choose_columns(everything: Sequence[Scores]) -> list[str]:
-    """Return the columns of the table: reward unless equal to success, failures if any."""
-    ks = [k for k in everything[0].ks() if any(scores.pass_rate(k) for scores in everything)]
-    rewarded = any(not scores.has_success_verdicts or scores.solved != scores.rewards for scores in everything)
-    failed = any(scores.failed for scores in everything)
-    return [*(f"pass@{k}" for k in ks), *["reward"] * rewarded, "scored", *["failed"] * failed, "tokens", "s"]
+    """Return the columns of the table of scores.
+
+    The reward has one unless it equals success, and failures have one if there are any.
+
+    Args:
+        everything: Scores of all rows.
+    """
+    pass_ks = [k for k in everything[0].ks() if any(scores.pass_rate(k) for scores in everything)]
+    shows_reward = any(not scores.has_success_verdicts or scores.solved != scores.rewards for scores in everything)
+    has_failures = any(scores.failed for scores in everything)
+    return [
+        *(f"pass@{k}" for k in pass_ks),
+        *["reward"] * shows_reward,
+        "scored",
+        *["failed"] * has_failures,
+        "tokens",
+        "s",
+    ]
 
 
 def _format_cells(scores: Scores, columns: Sequence[str]) -> list[str]:
-    counting = [attempt for attempt in scores.attempts if not attempt.left_out]
+    """Return the cells of one row of scores, in the order of the columns."""
+    counted_attempts = [attempt for attempt in scores.attempts if not attempt.left_out]
     cells = {
         "reward": format_number(scores.reward) + plus_minus(scores.reward_error, ".2g"),
         "scored": f"{scores.scored}/{len(scores.attempts)}",
         "failed": str(scores.failed),
-        "tokens": f"{sum(a.tokens for a in counting) / max(1, len(counting)):.0f}",
-        "s": f"{sum(a.seconds for a in counting) / max(1, len(counting)):.1f}",
+        "tokens": f"{sum(attempt.tokens for attempt in counted_attempts) / max(1, len(counted_attempts)):.0f}",
+        "s": f"{sum(attempt.seconds for attempt in counted_attempts) / max(1, len(counted_attempts)):.1f}",
     }
-    passes = [name for name in columns if name.startswith("pass@")]
-    for name in passes:  # only the first and the last have an interval, to limit the line's length
+    pass_columns = [name for name in columns if name.startswith("pass@")]
+    for name in pass_columns:  # only the first and the last have an interval, to limit the line's length
         rate = scores.pass_rate(int(name.removeprefix("pass@")))
-        has_interval = name in (passes[0], passes[-1])
+        has_interval = name in (pass_columns[0], pass_columns[-1])
         cells[name] = "–" if rate is None else str(rate) if has_interval else f"{rate.value:.1%}"
     return [cells[name] for name in columns]
 
 
 def _list_remarks(result: EvaluationResult) -> Iterator[str]:
-    """Yield remarks on failures, missing attempts and cut replies."""
+    """Yield sentences on overlap with training tasks, failures, missing attempts, cut replies and missing scores."""
     if result.known is not None and (text := result.known.words()):
         yield f"Overlap with the training tasks: {printable(text)}"
     for model_scores in result.evaluated:
         scores, label = model_scores.scores, printable(model_scores.model.label)
         if scores.failed or scores.unscored:
             reward_note = f"a failed attempt counts as unsolved, with reward {scores.lowest:g}"
-            counts = Counter(a.failure.partition(":")[0] for a in scores.attempts if a.failure and not a.left_out)
+            counts = Counter(
+                attempt.failure.partition(":")[0]
+                for attempt in scores.attempts
+                if attempt.failure and not attempt.left_out
+            )
             boundaries = (
                 f" ({', '.join(f'{count} {boundary}' for boundary, count in counts.most_common())})" if counts else ""
             )
             yield f"{label}: {scores.failed} failed{boundaries}, {scores.unscored} with no score; {reward_note}"
         if scores.left_out:
-            cause, _ = Counter(a.failure for a in scores.attempts if a.left_out).most_common(1)[0]
-            counts = Counter(a.failure.partition(":")[0] or "stopped" for a in scores.attempts if a.left_out)
+            cause, _ = Counter(attempt.failure for attempt in scores.attempts if attempt.left_out).most_common(1)[0]
+            counts = Counter(
+                attempt.failure.partition(":")[0] or "stopped" for attempt in scores.attempts if attempt.left_out
+            )
             missing = ", ".join(
                 f"{count} at {LOST_AT.get(boundary, boundary)}" for boundary, count in counts.most_common()
             )
@@ -261,8 +307,8 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
                 f"model failed ({missing}); correct the cause, then the same command repeats them; most frequent: "
                 f"{printable(cause)[:300]}"
             )
-        if (dropped := result.tasks - len({a.task for a in scores.attempts})) > 0:
-            yield f"{label}: {counted(dropped, 'task')} not run: longer than data.max_prompt_length"
+        if (dropped_count := result.tasks - len({attempt.task for attempt in scores.attempts})) > 0:
+            yield f"{label}: {counted(dropped_count, 'task')} not run: longer than data.max_prompt_length"
         if cut_count := sum(attempt.cut for attempt in scores.attempts):
             replies = sum(attempt.replies for attempt in scores.attempts)
             yield (
@@ -278,11 +324,12 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
         for model_scores in result.evaluated
         if model_scores.scores.attempts
     ):
-        worst = next(e for e in result.evaluated if e.scores.failed == len(e.scores.attempts))
-        yield f"All attempts failed; the first one: {printable(worst.scores.attempts[0].failure)[:300]}"
+        all_failed = next(scored for scored in result.evaluated if scored.scores.failed == len(scored.scores.attempts))
+        yield f"All attempts failed; the first one: {printable(all_failed.scores.attempts[0].failure)[:300]}"
 
 
 def _scores_to_json(each: ModelScores, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the scores of one model as JSON values: in total, and by judge, tag and scorer."""
     return {
         "model": each.model.label,
         "record": str(each.folder),
@@ -298,6 +345,7 @@ def _scores_to_json(each: ModelScores, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _list_score_numbers(scores: Scores) -> dict[str, Any]:
+    """Return the numbers of one row of scores as JSON values."""
     passes = {f"pass@{k}": asdict(rate) for k in scores.ks() if (rate := scores.pass_rate(k)) is not None}
     return {
         **passes,
@@ -313,18 +361,25 @@ def _list_score_numbers(scores: Scores) -> dict[str, Any]:
 
 
 def _make_rate_bar(rate: TaskRate | None) -> tuple[float, float, float]:
+    """Return (height, error below, error above) of the bar for a rate. A missing rate has height 0."""
     return (0.0, 0.0, 0.0) if rate is None else (rate.value, rate.value - rate.low, rate.high - rate.value)
 
 
 def _make_reward_bar(scores: Scores) -> tuple[float, float, float]:
+    """Return (height, error below, error above) of the bar for the mean reward."""
     error = scores.reward_error or 0.0
     return scores.reward or 0.0, error, error
 
 
 def _refuse_file(file: Path, option: str, error: Exception) -> UserError:
+    """Return the error for an output file that cannot be written."""
     return UserError(f"{file} cannot be written: {error}.", where=option)
 
 
 def dump_json(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> str:
-    """Return the result as JSON text."""
+    """Return the result as JSON text.
+
+    Args:
+        keys: Metadata keys of the tags.
+    """
     return json.dumps(to_json(result, keys), indent=1, ensure_ascii=False)

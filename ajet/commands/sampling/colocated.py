@@ -41,9 +41,9 @@ LITTLE = 0.1
 
 
 def share_cores(experiment: Experiment) -> Experiment:
-    """Return the experiment with half of the cores for torch, if both sides share a CPU.
+    """Return the experiment with half of the cores for torch, if trainer and sampler share a CPU.
 
-    A configured number of threads stays.
+    A configured number of threads is not changed.
     """
     from ajet.backbone.local.machine import choose_device
 
@@ -55,7 +55,7 @@ def share_cores(experiment: Experiment) -> Experiment:
 
 
 def limit_sampler_cache(experiment: Experiment) -> list[str]:
-    """Return a configuration override that leaves GPU memory to the trainer, or [] if not needed.
+    """Return overrides for the sampler that leave the trainer its GPU memory, or [] if all fits.
 
     vLLM measures free memory at its start, before the trainer's first update takes memory of the same device.
     """
@@ -67,15 +67,15 @@ def limit_sampler_cache(experiment: Experiment) -> list[str]:
     needs = estimate_needs(experiment, train=0, validates=False)
     if needs is None or needs.local is None or needs.free is None:
         return []
-    requested = needs.local.cache
-    available = needs.free - needs.local.peak - (needs.local.sampler - requested)
-    if available >= requested:
+    requested_cache = needs.local.cache
+    available_cache = needs.free - needs.local.peak - (needs.local.sampler - requested_cache)
+    if available_cache >= requested_cache:
         return []
-    return [f"ajet.rollout.vllm.cache_gib={max(available, requested // LEAST) / GIB:.6f}"]
+    return [f"ajet.rollout.vllm.cache_gib={max(available_cache, requested_cache // LEAST) / GIB:.6f}"]
 
 
 def count_threads_per_side(trainer: TrainerConfig) -> int | Literal["auto"]:
-    """Return the number of torch threads for trainer and sampler each, on a CPU."""
+    """Return the number of torch threads that trainer and sampler get each on a CPU, or "auto" as configured."""
     if trainer.threads != "auto" or os.environ.get("OMP_NUM_THREADS"):
         return trainer.threads
     return max(1, count_cores() // 2)
@@ -83,7 +83,11 @@ def count_threads_per_side(trainer: TrainerConfig) -> int | Literal["auto"]:
 
 @contextmanager
 def run_colocated_sampler(experiment: Experiment, run: RunDirectory) -> Iterator[SamplerPool]:
-    """Run a sampler for the run's store within the block, and yield the sampler pool. Raises UserError."""
+    """Within the block, run a sampler process for the run's store. Yield the sampler pool for the trainer.
+
+    Raises:
+        UserError: The store cannot be opened.
+    """
     store = Address.of(f"sqlite:{run.path / STORE}")
     command = [sys.executable, "-m", "ajet.cli.launcher", "sample", "--conf", str(run.path / "resolved.yaml")]
     command += ["--store", store.shown, "--name", "sampler", "--no-services", "--grace", "0"]
@@ -91,7 +95,7 @@ def run_colocated_sampler(experiment: Experiment, run: RunDirectory) -> Iterator
     command += limit_sampler_cache(experiment)
     log = run.path / "logs" / f"{run.path.name}_sampler_0.log"
     child = SupervisedProcess("sampler", command, experiment.base.resolve(), log)
-    anew = not (run.path / STORE).exists()
+    is_new_store = not (run.path / STORE).exists()
     if not _is_over(run.path / STORE):
         child.start()
 
@@ -104,29 +108,30 @@ def run_colocated_sampler(experiment: Experiment, run: RunDirectory) -> Iterator
         yield SamplerPool(store, is_colocated=True, watch=watch, on_first_batch=warn_of_no_waiting)
     finally:
         child.close()
-        if anew:
+        if is_new_store:
             _remove_if_untrained(run.path / STORE)
 
 
 def _remove_if_untrained(path: Path) -> None:
-    """Remove a store not opened by any trainer. An unreadable store stays, since the run reports the reason for its
-    end.
+    """Remove the run's store if no trainer has opened it.
+
+    An unreadable store stays; the run reports the reason for its end.
     """
     if not path.exists():
         return
     with suppress(UserError):
         store = open_shared(Address(path))
         try:
-            trained = store.announced() is not None or any(member.role == "trainer" for member in store.members())
+            was_trained = store.announced() is not None or any(member.role == "trainer" for member in store.members())
         finally:
             store.disconnect()
-        if not trained:
-            for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
-                each.unlink(missing_ok=True)
+        if not was_trained:
+            for file in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):
+                file.unlink(missing_ok=True)
 
 
 def _is_over(path: Path) -> bool:
-    """True if the store says that the training has ended, so a new sampler would end at once."""
+    """Return True if the store says that the training has ended, so that a new sampler would end at once."""
     if not path.exists():
         return False
     store = open_shared(Address(path))
@@ -138,7 +143,7 @@ def _is_over(path: Path) -> bool:
 
 
 def warn_of_no_waiting(episodes: Iterable[Episode]) -> None:
-    """Warn if agents waited for little but the model, so that sampling and training cannot overlap."""
+    """Warn if agents spend little time outside of the model, so that sampling and training cannot overlap."""
     shares = [
         max(0.0, 1.0 - sum(call.ended - call.started for call in episode.calls) / (episode.ended - episode.started))
         for episode in episodes

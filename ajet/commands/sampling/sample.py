@@ -109,7 +109,7 @@ class SamplerProcess:
         self.counts = SamplerCounts()
 
     def run(self) -> None:
-        """Play until the trainer announces the end. Raises as `sample`."""
+        """Run episodes until the trainer announces the end of the training. Raises as `sample` does."""
         experiment, folder = self._experiment, self._experiment.root / self._experiment.name / "samplers" / self.name
         with (
             log_to_file(experiment, self.name, self.counts),
@@ -124,7 +124,7 @@ class SamplerProcess:
                         announced = self._play_with_engine(announced, opens)
 
     def wait_for_policy(self) -> AnnouncedPolicy:
-        """Block until the trainer has announced a policy, and return it."""
+        """Block until the trainer has announced a policy in the store, and return it."""
         is_waiting, last_shown = False, -math.inf
         while True:
             with self._interrupts.defer():
@@ -139,14 +139,14 @@ class SamplerProcess:
                 time.sleep(STORE_POLL_S)
 
     def open_backbone(self, opens: Callable[[Experiment], FollowingBackbone]) -> FollowingBackbone:
-        """Open the engine, and wait while a remote server is unreachable.
+        """Open the engine and return it. If its server is unreachable, try again for `AWAY` seconds.
 
         Args:
-            opens: opens the engine for an experiment.
+            opens: Opens the engine of an experiment.
 
         Raises:
-            UserError: the server stays unreachable, or the engine cannot be opened.
-            EndedBeforeStartError: the training has ended meanwhile.
+            UserError: The server stays unreachable, or the engine cannot be opened.
+            EndedBeforeStartError: The training has ended meanwhile.
         """
         from ajet.engine.remote_server import AWAY, ServerAwayError
 
@@ -154,11 +154,11 @@ class SamplerProcess:
         while True:
             try:
                 return opens(self._experiment)
-            except ServerAwayError as away:
+            except ServerAwayError as error:
                 if time.monotonic() - since > AWAY:
                     raise
                 if last_shown == -math.inf:
-                    logger.warning("{} ajet waits for the server up to {:g} s ({})", away.what, AWAY, away.where)
+                    logger.warning("{} ajet waits for the server up to {:g} s ({})", error.what, AWAY, error.where)
             with self._interrupts.defer():
                 last_shown = self._show_life(last_shown)
                 announced = self._store.announced()
@@ -167,10 +167,12 @@ class SamplerProcess:
                 time.sleep(STORE_POLL_S)
 
     def _show_life(self, shown: float) -> float:
-        """Send a heartbeat for other samplers of the same server, if one is due.
+        """Send a heartbeat to the store if one is due, and return the time of the last one.
+
+        Other samplers of the same server see from it that this process lives.
 
         Args:
-            shown: time of the last heartbeat; the new one is returned.
+            shown: Time of the last heartbeat.
         """
         now = time.monotonic()
         if now - shown <= self._options.lease_seconds / 4:
@@ -181,22 +183,23 @@ class SamplerProcess:
     def _play_with_engine(
         self, announced: AnnouncedPolicy, opens: Callable[[Experiment], FollowingBackbone]
     ) -> AnnouncedPolicy | None:
-        """Run episodes with one engine until the training ends (None), or another engine is needed.
+        """Run episodes with one engine until the training ends or another engine is needed.
 
-        Returns the policy that needs another engine.
+        Returns:
+            The policy announced last, which says whether the training has ended. None if there is none.
         """
         experiment, options, run = self._experiment, self._options, announced.policy.run
         with (
-            assemble(experiment, run_id=run, opens=lambda _: self.open_backbone(opens)) as parts,
-            ExitStack() as given_back,
+            assemble(experiment, run_id=run, opens=lambda _: self.open_backbone(opens)) as run_parts,
+            ExitStack() as exit_stack,
         ):
-            tasks = TaskOrder(parts.tasks("train"), seed=experiment.ajet.seed, shuffle=experiment.ajet.data.shuffle)
-            SamplingTerms.of(experiment, parts.backbone.tokenizer, tasks).require_same(
+            tasks = TaskOrder(run_parts.tasks("train"), seed=experiment.ajet.seed, shuffle=experiment.ajet.data.shuffle)
+            SamplingTerms.of(experiment, run_parts.backbone.tokenizer, tasks).require_same(
                 announced.policy, options.store.shown
             )
             sampler = GroupSampler(
-                parts,
-                cast("FollowingBackbone", parts.backbone),
+                run_parts,
+                cast("FollowingBackbone", run_parts.backbone),
                 self._store,
                 tasks,
                 name=self.name,
@@ -205,7 +208,7 @@ class SamplerProcess:
                 renew_every=options.lease_seconds / 4,
             )
             logger.info("the sampler {} runs episodes for run {} in {}", self.name, run[:8], options.store.shown)
-            given_back.callback(sampler.release)  # after `drain` there is no group to release
+            exit_stack.callback(sampler.release)  # after `drain` there is no group to release
             try:
                 sampler.play(self._interrupts)
             except PolicyWentBackError:
@@ -219,7 +222,7 @@ class SamplerProcess:
 
 
 def describe_counts(name: str, counts: SamplerCounts) -> str:
-    """Return the counts of a sampler as a line."""
+    """Return how many groups, episodes and tokens a sampler has produced, as one line."""
     parts = [f"sampler {name}: {counted(counts.groups, 'group')}, {counted(counts.episodes, 'episode')}"]
     parts.append(counted(counts.tokens, "token"))
     parts += [f"{counts.given_back} given back"] if counts.given_back else []
@@ -229,7 +232,7 @@ def describe_counts(name: str, counts: SamplerCounts) -> str:
 
 @contextmanager
 def log_to_file(experiment: Experiment, name: str, counts: SamplerCounts) -> Iterator[None]:
-    """Write the log to a file within the block, and the counts at the end.
+    """Within the block, write the sampler's log to a file, with its counts at the end.
 
     There is no file if standard output is in the run's logs already (a script or a trainer started the sampler), or if
     the disk refuses the file: a sampler can run without a log.
@@ -261,7 +264,7 @@ def log_to_file(experiment: Experiment, name: str, counts: SamplerCounts) -> Ite
 
 
 def _is_output_in(folder: Path) -> bool:
-    """Return whether standard output is a sampler's log in the folder."""
+    """Return True if standard output is a sampler's log in the folder."""
     try:
         output = os.fstat(1)
     except OSError:  # standard output is closed
@@ -271,16 +274,16 @@ def _is_output_in(folder: Path) -> bool:
 
 @contextmanager
 def open_first_backbone(experiment: Experiment) -> Iterator[Callable[[Experiment], FollowingBackbone]]:
-    """Open an engine while the trainer loads, and yield a function that returns it first, then new ones.
+    """Open an engine while the trainer loads. Yield a function that returns this engine first, then new ones.
 
     vLLM is opened later, because it measures the memory that a trainer leaves on the same device. A remote server may
     start later than this process.
     """
     from ajet.backbone.following import FollowingBackbone
 
-    first = [FollowingBackbone(experiment)] if experiment.ajet.rollout.engine != "vllm" else []
+    unused_backbones = [FollowingBackbone(experiment)] if experiment.ajet.rollout.engine != "vllm" else []
     try:
-        yield lambda experiment: first.pop() if first else FollowingBackbone(experiment)
+        yield lambda experiment: unused_backbones.pop() if unused_backbones else FollowingBackbone(experiment)
     finally:
-        for unused in first:
-            unused.close()
+        for backbone in unused_backbones:
+            backbone.close()

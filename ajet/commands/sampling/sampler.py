@@ -53,7 +53,7 @@ class PolicyWentBackError(AjetError):
 
 @dataclass(slots=True)
 class LeasedGroup:
-    """A group that this sampler has leased and is running."""
+    """A group of attempts that this sampler has leased from the store and is running."""
 
     lease: Lease
     left: int
@@ -79,7 +79,7 @@ class SamplerCounts:
 
 
 class GroupSampler:
-    """Runs groups of a shared store in this process. Not thread-safe."""
+    """Leases groups of a shared store, runs their attempts in this process, and stores the results. Not thread-safe."""
 
     def __init__(
         self,
@@ -93,17 +93,15 @@ class GroupSampler:
         per_minute: float | None = None,
         renew_every: float = 30.0,
     ) -> None:
-        """Create the sampler from opened components.
-
-        Args:
-            parts: tasks, workflow, judge and gateway.
-            backbone: engine that follows the trainer's weights.
-            store: where positions are leased and results stored.
-            tasks: maps positions to tasks.
-            name: name of this sampler in the store.
-            counts: counts to increase.
-            per_minute: largest number of episodes started per minute; None for no limit.
-            renew_every: seconds between two renewals of the leases.
+        """Args:
+        parts: Tasks, workflow, judge and gateway.
+        backbone: Engine that follows the trainer's weights.
+        store: Where positions are leased and results stored.
+        tasks: Maps positions to tasks.
+        name: Name of this sampler in the store.
+        counts: Counts to increase.
+        per_minute: Largest number of episodes started per minute. None: no limit.
+        renew_every: Seconds between two renewals of the leases.
         """
         self.parts = parts
         self.backbone = backbone
@@ -173,16 +171,18 @@ class GroupSampler:
             self._give_back()
 
     def follow_server(self, until: float) -> bool:
-        """Continue with the weights that other samplers have loaded into the server. Calls wait for them.
+        """Continue with the weights that other samplers load into the server, without loading any.
+
+        Calls to the server wait for the weights meanwhile.
 
         Args:
-            until: monotonic time at which waiting ends.
+            until: Monotonic time at which waiting ends.
 
         Returns:
             False if the server cannot be followed any more.
         """
 
-        def waits() -> None:
+        def renew_while_waiting() -> None:
             self.renew_leases()
             if time.monotonic() > until:
                 raise TimeoutError
@@ -194,29 +194,30 @@ class GroupSampler:
         with suppress(PolicyWentBackError, TimeoutError):
             self._require_known(announced)
             try:
-                self._follow_policy(announced.policy, waits)
-            except UserError as problem:
+                self._follow_policy(announced.policy, renew_while_waiting)
+            except UserError as error:
                 logger.warning(
-                    "the sampler stops loading weights into the server while its last groups end: {}", problem.what
+                    "the sampler stops loading weights into the server while its last groups end: {}", error.what
                 )
                 return False
         return True
 
     def release(self) -> None:
-        """Return groups in flight to the store after an error, before their leases expire.
+        """Return all groups in flight to the store after an error, instead of letting their leases expire.
 
         An unreachable store, possibly the error itself, is only logged.
         """
         try:
             self._give_back()
-        except TRANSIENT_ERRORS as problem:
+        except TRANSIENT_ERRORS as error:
             logger.warning(
                 "{} could not be returned to the store; other samplers get them when the leases end: {}",
                 len(self.under_way),
-                problem,
+                error,
             )
 
     def _give_back(self) -> None:
+        """Return all groups in flight to the store, with the attempts stored so far."""
         for order in list(self.under_way):
             with self._handle_lost_lease(order):
                 self.store.give_back([self.under_way[order].lease])
@@ -224,10 +225,11 @@ class GroupSampler:
                 self.played.given_back += 1
 
     def _is_over(self) -> bool:
+        """Return True if the trainer has announced the end of the training."""
         return self._policy is not None and bool(self._policy.told.get(OVER))
 
     def look_at_store(self) -> None:
-        """Read the newest policy, renew leases and start groups, if a check is due."""
+        """Read the newest policy, load its weights, renew leases and start groups, if a check is due."""
         if time.monotonic() - self._polled_at < STORE_POLL_S:
             return
         self._polled_at, self._gets_more = time.monotonic(), False
@@ -246,23 +248,24 @@ class GroupSampler:
         self.begin_groups()
 
     def _require_known(self, announced: AnnouncedPolicy) -> None:
-        """Check that the trainer has announced the engine's policy version.
+        """Raise PolicyWentBackError if the trainer may not know the engine's policy version.
 
-        Raises:
-            PolicyWentBackError: another trainer resumed from an earlier policy, and may reuse the version's number.
+        That is so if another trainer resumed from an earlier policy, because it may use the version's number again.
         """
-        another = self._trainer not in (0, announced.trainer)
-        if another and int(announced.policy.told[BEGAN]) < self.backbone.version:
+        is_other_trainer = self._trainer not in (0, announced.trainer)
+        if is_other_trainer and int(announced.policy.told[BEGAN]) < self.backbone.version:
             raise PolicyWentBackError
 
     def _follow_policy(self, policy: Policy, waits: Callable[[], None] | None = None) -> bool:
-        """Load the announced weights if possible. Return True if the engine may sample with its weights.
+        """Load the announced weights into the engine if possible. Return True if it may sample with the weights it has.
 
         Args:
-            waits: called regularly while loading waits.
+            policy: The announced policy.
+            waits: Called regularly while loading waits.
 
         Raises:
-            UserError: the engine's weights are too old and cannot be replaced.
+            PolicyWentBackError: The announced version is older than the engine's.
+            UserError: The engine's weights are too old and cannot be replaced.
         """
         version = int(policy.told["version"])
         if version == self.backbone.version:
@@ -272,15 +275,15 @@ class GroupSampler:
         folder = Path(policy.weights) if policy.weights else None
         try:
             with self._renew_while_loading():
-                probe, leads = WeightsProbe.from_json(policy.told.get(PROBE)), self.is_leader()
+                probe, is_leader = WeightsProbe.from_json(policy.told.get(PROBE)), self.is_leader()
                 if probe is None and self.server:
                     raise FileNotFoundError(
                         "the trainer has not yet announced the test log-probabilities of these weights"
                     )
                 is_loaded = self.backbone.load_weights(
-                    folder, version, probe, waits or self.renew_leases, is_leader=leads
+                    folder, version, probe, waits or self.renew_leases, is_leader=is_leader
                 )
-        except FileNotFoundError as problem:  # a newer policy is announced by now, or about to be
+        except FileNotFoundError as error:  # a newer policy is announced by now, or about to be
             now = time.monotonic()
             self._missed_since = self._missed_since or now
             if now - self._missed_since > MISSED:
@@ -288,7 +291,7 @@ class GroupSampler:
                 logger.warning(
                     "the weights of step {} are not available yet, so no group starts: {}",
                     policy.step,
-                    problem,
+                    error,
                 )
             return False
         self._missed_since = 0.0
@@ -299,7 +302,7 @@ class GroupSampler:
         return True
 
     def is_leader(self) -> bool:
-        """True if this process loads weights into a remote server: the sampler that has lived longest.
+        """Return True if this process loads weights into a remote server: of its samplers, the one that joined first.
 
         If a process was stopped and continues, two may lead. The server's name for its weights then shows the conflict.
         """
@@ -314,23 +317,24 @@ class GroupSampler:
             and member.details.get(SERVER) == self.server
             and (member.name == self._name or member.age < SILENT * self.renew_every)
         ]
-        first = max(members, key=lambda member: (member.joined, member.name), default=None)
-        return first is None or first.name == self._name
+        leader = max(members, key=lambda member: (member.joined, member.name), default=None)
+        return leader is None or leader.name == self._name
 
     def renew_leases(self) -> None:
+        """Renew the leases of all groups in flight, if this is due. Groups with a lost lease are stopped."""
         if time.monotonic() - self._renewed_at < self.renew_every:
             return
         self._renewed_at = time.monotonic()
         self._join_store()
         try:
-            self.store.renew([each.lease for each in self.under_way.values()])
+            self.store.renew([group.lease for group in self.under_way.values()])
         except LeaseLostError:
             for order in list(self.under_way):  # find the group with the lost lease
                 with self._handle_lost_lease(order):
                     self.store.renew([self.under_way[order].lease])
 
     def _join_store(self) -> None:
-        """Send a sign of life to the store. Thread-safe."""
+        """Send a heartbeat with this sampler's counts to the store. Thread-safe."""
         counts = self.played
         member_state: dict[str, float] = {"version": self.backbone.version, "episodes": counts.episodes}
         member_state |= {"tokens": counts.tokens, "seconds": round(time.monotonic() - counts.began, 3)}
@@ -339,9 +343,9 @@ class GroupSampler:
     def _renew_while_loading(self) -> AbstractContextManager[None]:
         """Renew leases from a thread within the block, because loading weights may take longer than a lease.
 
-        After `MAX_LOAD_S` of a hanging load the thread renews no lease.
+        After `MAX_LOAD_S` the load counts as hanging, and its leases are no longer renewed.
         """
-        leases = [each.lease for each in self.under_way.values()]
+        leases = [group.lease for group in self.under_way.values()]
 
         def renew() -> None:
             self._join_store()
@@ -351,8 +355,8 @@ class GroupSampler:
         return signs_of_life(renew, self.renew_every, longest=MAX_LOAD_S, silent=silent)
 
     def begin_groups(self) -> None:
-        """Start as many groups as there is room for."""
-        while self._gets_more and sum(each.left for each in self.under_way.values()) < self.max_attempts:
+        """Lease positions and start their groups until `max_attempts` attempts are running."""
+        while self._gets_more and sum(group.left for group in self.under_way.values()) < self.max_attempts:
             if time.monotonic() - self._last_start_at < self._pause_between_starts:
                 return
             assert self._policy is not None, "`look_at_store` has found an announced policy"
@@ -364,9 +368,10 @@ class GroupSampler:
             self._play_lease(leases[0])
 
     def _play_lease(self, lease: Lease) -> None:
-        stored = [attempt.episode for attempt in lease.attempts]
-        stored_repeats = {episode.repeat for episode in stored}
-        order, step = lease.order, stored[0].step if stored else self.backbone.version + 1
+        """Start those attempts of a leased group that are not stored yet, or close the group if all are stored."""
+        stored_episodes = [attempt.episode for attempt in lease.attempts]
+        stored_repeats = {episode.repeat for episode in stored_episodes}
+        order, step = lease.order, stored_episodes[0].step if stored_episodes else self.backbone.version + 1
         self.under_way[order] = LeasedGroup(lease, self._repeats - len(stored_repeats))
         if (
             len(stored_repeats) == self._repeats
@@ -386,7 +391,7 @@ class GroupSampler:
         group.add_done_callback(lambda group: self._events.put((lease, group)))
 
     def take_in(self, timeout: float) -> None:
-        """Store ended attempts and groups. Waits up to `timeout` seconds for the first one."""
+        """Store all attempts and groups that have ended. Wait up to `timeout` seconds for the first one."""
         try:
             lease, event = self._events.get(timeout=timeout) if timeout else self._events.get_nowait()
             while True:
@@ -396,34 +401,39 @@ class GroupSampler:
             return
 
     def _take_event(self, lease: Lease, ended: Episode | Future[Group]) -> None:
-        """Put an ended attempt into the store, or close a group whose attempts have all ended.
+        """Store an ended attempt, or close a group whose attempts have all ended.
 
         With a judge that ranks the attempts of a group, the attempts are held until the group is ranked.
+
+        Args:
+            lease: The lease under which the attempt ran.
+            ended: The attempt, or the group's future.
         """
         order = lease.order
-        each = self.under_way.get(order)
-        if each is None or each.lease.fence != lease.fence:  # the lease was lost
+        group = self.under_way.get(order)
+        if group is None or group.lease.fence != lease.fence:  # the lease was lost
             return
         with self._handle_lost_lease(order):
             if isinstance(ended, Future):
-                if (problem := ended.exception()) is not None:
+                if (error := ended.exception()) is not None:
                     del self.under_way[order]
-                    self.store.fail(each.lease, f"{type(problem).__name__}: {problem}")
+                    self.store.fail(group.lease, f"{type(error).__name__}: {error}")
                     return
-                if each.held:
-                    self.store.put(each.lease, *each.held)
+                if group.held:
+                    self.store.put(group.lease, *group.held)
                 self._close_group(order)
                 return
-            each.left -= 1
+            group.left -= 1
             self.played.episodes += 1
             self.played.tokens += ended.sampled_tokens
             record = Kept(replace(ended, sampler=self._name), ended_by=self._name)
             if self._has_group_judge:
-                each.held.append(record)
+                group.held.append(record)
             else:
-                self.store.put(each.lease, record)
+                self.store.put(group.lease, record)
 
     def _close_group(self, order: int) -> None:
+        """Tell the store that all attempts of the group at position `order` are stored."""
         with self._handle_lost_lease(order):
             self.store.close(self.under_way[order].lease)
             del self.under_way[order]
@@ -431,18 +441,25 @@ class GroupSampler:
 
     @contextmanager
     def _handle_lost_lease(self, order: int) -> Iterator[None]:
+        """Within the block, treat a lost lease: stop the group at position `order`, which another sampler continues."""
         try:
             yield
-        except LeaseLostError as lost:
-            logger.warning("{}: the episodes that this sampler ran for it do not count", lost)
-            each = self.under_way.pop(order, None)
-            if each is not None and each.playing is not None:
-                self.parts.rollout.stop_group(each.playing)
+        except LeaseLostError as error:
+            logger.warning("{}: the episodes that this sampler ran for it do not count", error)
+            group = self.under_way.pop(order, None)
+            if group is not None and group.playing is not None:
+                self.parts.rollout.stop_group(group.playing)
             self.played.lost += 1
 
 
 def _require_fresh_weights(version: int, announced: int, max_staleness: int | None) -> None:
-    """Raise UserError if the weights cannot be replaced and are too old for training."""
+    """Raise UserError if the server's weights cannot be replaced and are too old for training.
+
+    Args:
+        version: Policy version of the server's weights.
+        announced: The trainer's version.
+        max_staleness: Largest allowed difference. None: no limit.
+    """
     if max_staleness is not None and announced - version > max_staleness:
         raise UserError(
             f"The server stays at policy version {version}, and the trainer is at version {announced}: samples "
