@@ -164,14 +164,14 @@ def text_curve(training: MetricCurve, held_out: MetricCurve, *, width: int = WID
     validation = held_out.points
     smoothed = smooth_points(training.points)
     all_points = smoothed + validation
-    left, right = min(x for x, _ in all_points), max(x for x, _ in all_points)
+    first_step, last_step = min(x for x, _ in all_points), max(x for x, _ in all_points)
     low, high = min(y for _, y in all_points), max(y for _, y in all_points)
     if high - low < 1e-9:  # one value: from 0 to it, so that no axis of a rate goes below 0
         low, high = (0.0, 1.0) if abs(high) < 1e-9 else (min(low, 0.0), max(high, 0.0))
     cells = [[0] * width for _ in range(height)]
 
     def place(x: float, y: float) -> tuple[int, int]:
-        column = (x - left) / max(right - left, 1e-9) * (2 * width - 1)
+        column = (x - first_step) / max(last_step - first_step, 1e-9) * (2 * width - 1)
         row = (high - y) / (high - low) * (4 * height - 1)
         return round(row), round(column)
 
@@ -191,7 +191,7 @@ def text_curve(training: MetricCurve, held_out: MetricCurve, *, width: int = WID
     labels = [f"{high:.{decimals}f}", *[""] * (height - 2), f"{low:.{decimals}f}"]
     pad = max(map(len, labels))
     plot_lines = [f"{label:>{pad}} │{''.join(row).rstrip()}" for label, row in zip(labels, canvas, strict=True)]
-    first, last = f"{left:g}", f"{right:g}"
+    first, last = f"{first_step:g}", f"{last_step:g}"
     legend_parts = [f"{training.label} (smoothed)"] if smoothed else []
     legend = "; ".join(legend_parts + ([f"o: {held_out.label}"] if validation else []))
     axis = f"{' ' * pad} └{'─' * width}"
@@ -321,13 +321,13 @@ def render_svg(training: MetricCurve, held_out: MetricCurve) -> str:
     all_points = smoothed + dots
     if not all_points:
         return ""
-    left, right = min(x for x, _ in all_points), max(x for x, _ in all_points)
+    first_step, last_step = min(x for x, _ in all_points), max(x for x, _ in all_points)
     low, high = min(y for _, y in all_points), max(y for _, y in all_points)
     if high - low < 1e-9:
         low, high = low - 0.5, high + 0.5
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - left) / max(right - left, 1e-9) * (FIGURE_WIDTH - 2 * EDGE) + EDGE
+        across = (x - first_step) / max(last_step - first_step, 1e-9) * (FIGURE_WIDTH - 2 * EDGE) + EDGE
         return round(across, 1), round((high - y) / (high - low) * (HEIGHT - 2 * EDGE) + EDGE, 1)
 
     def text(x: float, y: float, words: str, anchor: str = "start") -> str:
@@ -337,8 +337,8 @@ def render_svg(training: MetricCurve, held_out: MetricCurve) -> str:
         f'<line x1="{EDGE}" y1="{HEIGHT - EDGE}" x2="{FIGURE_WIDTH - EDGE}" y2="{HEIGHT - EDGE}" stroke="#888"/>',
         text(EDGE - 4, EDGE + 4, f"{high:.2f}", "end"),
         text(EDGE - 4, HEIGHT - EDGE + 4, f"{low:.2f}", "end"),
-        text(EDGE, HEIGHT - EDGE + 16, f"{left:g}"),
-        text(FIGURE_WIDTH - EDGE, HEIGHT - EDGE + 16, f"{right:g}", "end"),
+        text(EDGE, HEIGHT - EDGE + 16, f"{first_step:g}"),
+        text(FIGURE_WIDTH - EDGE, HEIGHT - EDGE + 16, f"{last_step:g}", "end"),
     ]
     if smoothed:
         line_points = " ".join(f"{x},{y}" for x, y in (place(*point) for point in smoothed))

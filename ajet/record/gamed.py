@@ -204,14 +204,14 @@ def _common_answer_signs(
         count < TAKEN_OVER * len(answered)
         or at_first > TAKEN_OVER / 2
         or mostly_right
-        or len({e.task for e in matching}) < TASKS
+        or len({late.task for late in matching}) < TASKS
     ):
         return []
     excerpt = answer if len(answer) <= 60 else f"{answer[:60]}…"
     return [
         (
             (
-                f"{count} of {len(answered)} rewarded answers to {len({e.task for e in answered})} tasks are "
+                f"{count} of {len(answered)} rewarded answers to {len({late.task for late in answered})} tasks are "
                 f"the same text {excerpt!r}"
             ),
             matching,

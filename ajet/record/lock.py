@@ -178,7 +178,7 @@ class RunLock:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Release the kernel's lock."""
+        """Release the kernel's lock of the folder, if it is held. Idempotent."""
         if self._guard is not None:
             release_lock(self._guard)
             self._guard = None

@@ -23,6 +23,10 @@ class Progress:
     """A set of progress bars, used as a context manager. A file or pipe gets plain lines at intervals instead."""
 
     def __init__(self, console: Console | None = None, *, line_every_s: float = LINE_EVERY_S) -> None:
+        """Args:
+        console: Where to show the bars. None: the shared console.
+        line_every_s: Seconds between two plain lines where nothing can be redrawn.
+        """
         self.console = console or shared_console
         self.line_every_s = line_every_s
         self._rich_progress: RichProgress | None = None

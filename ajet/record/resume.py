@@ -70,8 +70,10 @@ class RunIdentity:
             changes = [dict(change) for change in content["changes"]]
             if not all(isinstance(change["step"], int) and isinstance(change["judge"], bool) for change in changes):
                 raise ValueError("a recorded change has no step")
-            run_id, backbone, place, judge = (str(content[name]) for name in ("run_id", "backbone", "place", "judge"))
-            return cls(run_id, backbone, training, given_keys, base, yaml, place, code, judge, changes)
+            run_id, backbone, folder_path, judge = (
+                str(content[name]) for name in ("run_id", "backbone", "place", "judge")
+            )
+            return cls(run_id, backbone, training, given_keys, base, yaml, folder_path, code, judge, changes)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -172,8 +174,8 @@ def refuse_changed_code(folder: Path, changed: Mapping[str, list[str]]) -> UserE
 
 def _format_rows(rows: list[str]) -> str:
     """Return the first of the rows, a line each, and how many more there are."""
-    more = [f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
-    return "\n".join(f"  {row}" for row in [*rows[:SHOWN], *more])
+    rest_note = [f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
+    return "\n".join(f"  {row}" for row in [*rows[:SHOWN], *rest_note])
 
 
 def _describe_fresh(folder: Path) -> str:

@@ -76,6 +76,14 @@ class RunDirectory:
     """Notices on the choice of the folder, already logged."""
 
     def __init__(self, experiment: Experiment, place: RunPlace, kind: Kind, redact: Redactor) -> None:
+        """Open the files of a chosen and locked folder; use `RunDirectory.open`.
+
+        Args:
+            experiment: Configuration of the run.
+            place: The folder with its lock, and the checkpoint to continue from.
+            kind: What the run does.
+            redact: Removes secrets from what is written.
+        """
         self.path = place.folder
         self.name = place.name
         self.resumed = place.resumed
@@ -151,24 +159,24 @@ class RunDirectory:
             files.RECORD, root, intact="the run was not started", other_folder=files.EXP_DIR
         ):
             if kind != "train":
-                place = (
+                run_place = (
                     RunPlace.reopen_evaluation(again, root)
                     if again
                     else RunPlace.create_folder(root, experiment.name, kind)
                 )
                 try:
-                    return cls(experiment, place, kind, redact)
+                    return cls(experiment, run_place, kind, redact)
                 except BaseException:
-                    place.release_lock()
+                    run_place.release_lock()
                     if again is None:
-                        _remove_own_folder(place.folder)
+                        _remove_own_folder(run_place.folder)
                     raise
-            place = RunPlace.lock_folder(root, experiment.name)
+            run_place = RunPlace.lock_folder(root, experiment.name)
             try:
-                experiment = place.prepare_run(experiment, root, "never" if fresh else resume, redact)
-                return cls(experiment, place, kind, redact)
+                experiment = run_place.prepare_run(experiment, root, "never" if fresh else resume, redact)
+                return cls(experiment, run_place, kind, redact)
             except BaseException:
-                place.release_lock()
+                run_place.release_lock()
                 raise
 
     def take_up(self) -> None:

@@ -52,6 +52,11 @@ class RunPlace:
     """The choice of a run's folder, the folder's lock, and the checkpoint to continue from."""
 
     def __init__(self, folder: Path, name: str, lock: RunLock | None) -> None:
+        """Args:
+        folder: The run's folder.
+        name: Its path below the folder of all runs.
+        lock: The taken lock of the folder. None: the kind of run needs no lock.
+        """
         self.folder = folder
         self.name = name
         self.lock = lock
@@ -108,9 +113,9 @@ class RunPlace:
                 where=str(folder),
                 do="wait until it ends; or run the evaluation again in a new folder with --fresh",
             )
-        place = cls(folder, str(folder.relative_to(root)), lock)
-        place.run_id = str((read_status(folder) or {}).get("run_id", place.run_id))
-        return place
+        run_place = cls(folder, str(folder.relative_to(root)), lock)
+        run_place.run_id = str((read_status(folder) or {}).get("run_id", run_place.run_id))
+        return run_place
 
     @classmethod
     def lock_folder(cls, root: Path, name: str) -> RunPlace:
@@ -130,14 +135,14 @@ class RunPlace:
             }
             holder = lock.take()
             if holder is None:
-                place = cls(root / folder_name, folder_name, lock)
-                place.is_new_folder = is_new
+                run_place = cls(root / folder_name, folder_name, lock)
+                run_place.is_new_folder = is_new
                 if holders:
-                    place.notes.append(
+                    run_place.notes.append(
                         f"{', '.join(holders)}; this run writes to {folder_name} (if the other run has ended, delete "
                         f"its {LOCK_FILE})"
                     )
-                return place
+                return run_place
             holders.append(f"{holder} is writing to {folder_name}")
             number += 1
 
@@ -226,9 +231,9 @@ class RunPlace:
             rejudged = [change["step"] for change in changes if change["judge"]]
             self.judge_change = self.resumed.step if self.resumed.step in rejudged else None
         self.chain = Chain(self.folder, key=chain_key())
-        place, judge = str(self.folder.absolute()), self.judge
+        folder_path, judge = str(self.folder.absolute()), self.judge
         RunIdentity(
-            self.run_id, backbone, training_settings, set_keys, base, yaml, place, code_digests, judge, changes
+            self.run_id, backbone, training_settings, set_keys, base, yaml, folder_path, code_digests, judge, changes
         ).write(self.folder)
         return experiment
 
@@ -352,9 +357,9 @@ class RunPlace:
         """
         path = Path(resume)
         for named_path in (path, root / path):
-            for was, now in self._restored_moves:
-                if named_path.absolute().is_relative_to(was):
-                    return self.checkpoints.at(now / named_path.absolute().relative_to(was))
+            for old_path, new_path in self._restored_moves:
+                if named_path.absolute().is_relative_to(old_path):
+                    return self.checkpoints.at(new_path / named_path.absolute().relative_to(old_path))
         existing = path if path.exists() or not (root / path).exists() else root / path
         # The run's checkpoints are in another folder.
         if (existing / "resolved.yaml").exists() and not (existing / "checkpoints").exists():
@@ -380,9 +385,12 @@ class RunPlace:
         """Archive the run, and return the checkpoint `chosen`, at its new path if it was in an archived folder."""
         path = chosen.path.resolve()
         resolved_paths = {folder: folder.resolve() for folder in (self.folder, *self._checkpoint_folders())}
-        for was, now in self._archive_run().moves:
-            if path.is_relative_to(resolved_paths[was]) and (now / path.relative_to(resolved_paths[was])).exists():
-                return self.checkpoints.at(now / path.relative_to(resolved_paths[was]))
+        for old_path, new_path in self._archive_run().moves:
+            if (
+                path.is_relative_to(resolved_paths[old_path])
+                and (new_path / path.relative_to(resolved_paths[old_path])).exists()
+            ):
+                return self.checkpoints.at(new_path / path.relative_to(resolved_paths[old_path]))
         return chosen
 
     def _checkpoint_folders(self) -> list[Path]:
@@ -431,7 +439,7 @@ class RunPlace:
         if self.lock is not None:
             self.lock.moved(ended_path or archived.removal_path)
             self.lock.release()
-        self.lock, self._restored_moves = lock, [(now, was) for was, now in archived.moves]
+        self.lock, self._restored_moves = lock, [(archived_path, path) for path, archived_path in archived.moves]
         self.notes.append(
             f"the new run of {self.name} ended before it had a result, so the earlier run was restored: "
             f"{archived.old.name} is {self.name} again"

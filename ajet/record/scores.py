@@ -101,12 +101,15 @@ class Scores:
     @cached_property
     def solved(self) -> dict[str, float]:
         """Share of successful attempts by task."""
-        return {task: fmean(a.success for a in attempts) for task, attempts in self.by_task.items()}
+        return {task: fmean(attempt.success for attempt in attempts) for task, attempts in self.by_task.items()}
 
     @cached_property
     def rewards(self) -> dict[str, float]:
         """Mean reward by task. A failed attempt counts as `lowest`."""
-        return {task: fmean(self.reward_or_lowest(a) for a in attempts) for task, attempts in self.by_task.items()}
+        return {
+            task: fmean(self.reward_or_lowest(attempt) for attempt in attempts)
+            for task, attempts in self.by_task.items()
+        }
 
     def reward_or_lowest(self, attempt: AttemptRecord) -> float:
         """Return the attempt's reward, or `lowest` if it failed."""
@@ -120,7 +123,7 @@ class Scores:
         if not self.has_success_verdicts:
             return None
         rates = [
-            pass_at_k(len(attempts), sum(a.success for a in attempts), k)
+            pass_at_k(len(attempts), sum(attempt.success for attempt in attempts), k)
             for attempts in self.by_task.values()
             if len(attempts) >= k
         ]
@@ -186,7 +189,7 @@ def failure_reward(attempts: Iterable[AttemptRecord]) -> float:
 
     Compared models share the value, so it is computed over the attempts of all of them.
     """
-    return min([0.0, *(a.reward for a in attempts if a.reward is not None and not a.left_out)])
+    return min([0.0, *(attempt.reward for attempt in attempts if attempt.reward is not None and not attempt.left_out)])
 
 
 EXACT_UP_TO = 14
@@ -317,7 +320,9 @@ def noise_floor(scores: Scores, tasks: Sequence[str], *, success: bool) -> float
         if len(attempts) < 2:
             return None
         total += (
-            2 * variance(float(a.success) if success else scores.reward_or_lowest(a) for a in attempts) / len(attempts)
+            2
+            * variance(float(attempt.success) if success else scores.reward_or_lowest(attempt) for attempt in attempts)
+            / len(attempts)
         )
     return Z * math.sqrt(total) / len(tasks)
 

@@ -33,6 +33,15 @@ class StatusFile:
     """
 
     def __init__(self, path: Path, redact: Redactor, *, run_id: str, name: str, kind: str) -> None:
+        """Write the first status of the run, with this process as its only one.
+
+        Args:
+            path: The file.
+            redact: Removes secrets from the values.
+            run_id: Identity of the run.
+            name: The run's folder below the folder of all runs.
+            kind: What the run does: train, debug, eval, prompt or serve.
+        """
         self._path, self._redact = path, redact
         self._lock = threading.RLock()
         mine = ProcessIdentity.of(os.getpid())

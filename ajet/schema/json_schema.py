@@ -187,6 +187,7 @@ def _charge_keyword(name: str, keyword: _Keyword, parts: int) -> _Keyword:
     is_reference = name in ("$ref", "$dynamicRef")
 
     def apply(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        """Yield the keyword's errors for `instance`, after charging the check's budget."""
         budget = _BUDGET.get()
         cost = _estimate_reference_cost(value, parts) if is_reference else 1
         for walked_value in (value, instance):  # a keyword may visit all entries of its value and of the instance

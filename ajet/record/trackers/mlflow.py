@@ -33,6 +33,7 @@ class MlflowTracker(Tracker):
     in `episodes/`."""
 
     def __init__(self, run: TrackedRun) -> None:
+        """Continue the MLflow run with the run's id, or create one with the configuration as parameters."""
         super().__init__(run)
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         try:

@@ -28,6 +28,7 @@ class SwanlabTracker(Tracker):
     """Sends metrics under the names of `metrics.jsonl` and sampled episodes as a table `episodes/SPLIT` to SwanLab."""
 
     def __init__(self, run: TrackedRun) -> None:
+        """Open SwanLab's experiment with the run's id. Raises UserError if it would send data and has no API key."""
         super().__init__(run)
         try:
             import swanlab

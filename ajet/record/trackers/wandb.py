@@ -24,6 +24,7 @@ class WandbTracker(Tracker):
     """Sends metrics under the names of `metrics.jsonl`, and sampled episodes as a table `episodes/SPLIT`, to W&B."""
 
     def __init__(self, run: TrackedRun) -> None:
+        """Open the W&B run with the run's id. Raises UserError if W&B would send data and has no API key."""
         super().__init__(run)
         try:
             import wandb
