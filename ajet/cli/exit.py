@@ -38,7 +38,7 @@ _USAGE_ERROR = next(base for base in typer.BadParameter.__mro__ if base.__name__
 
 
 class ExitGroup(TyperGroup):
-    """The root group of the command line, which runs every command."""
+    """The root group of the command line, which turns every exception of a command into an exit code and a screen."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, and end the process by typer.Exit with the code of its result or exception.

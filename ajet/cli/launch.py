@@ -22,7 +22,7 @@ class _LaunchContext(typer.Context):
 
 
 class LaunchCommand(TyperCommand):
-    """A command called by its program's name alone, also in usage errors."""
+    """The command `launch`, which usage errors call `ajet`, because users need not write the word `launch`."""
 
     context_class = _LaunchContext
 

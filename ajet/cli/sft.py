@@ -78,17 +78,19 @@ def sft(
     settings += [f"ajet.model.path={quote_value(str(model))}"] if model is not None else []
     settings += [f"ajet.sft.objective={objective}"] if objective is not None else []
 
-    def load(more: list[str], on: str | None):  # type: ignore[no-untyped-def]
+    def load(extra_settings: list[str], backbone_name: str | None):  # type: ignore[no-untyped-def]
         if conf is None:
-            return load_defaults(backbone=on, overrides=[*settings, *more], name="sft", exp_dir=exp_dir)
-        return load_experiment(conf, backbone=on, overrides=[*settings, *more], exp_dir=exp_dir)
+            return load_defaults(
+                backbone=backbone_name, overrides=[*settings, *extra_settings], name="sft", exp_dir=exp_dir
+            )
+        return load_experiment(conf, backbone=backbone_name, overrides=[*settings, *extra_settings], exp_dir=exp_dir)
 
     experiment = load([], backbone)
     # What the YAML leaves open: `ajet sft` sets the objective, and trains on the backbone `local`.
-    more = [] if experiment.ajet.sft.objective is not None else ["ajet.sft.objective=sft"]
-    on = backbone or (None if "trains" in experiment.backbone.can else "local")
-    if more or on != backbone:
-        experiment = load(more, on)
+    extra_settings = [] if experiment.ajet.sft.objective is not None else ["ajet.sft.objective=sft"]
+    backbone_name = backbone or (None if "trains" in experiment.backbone.can else "local")
+    if extra_settings or backbone_name != backbone:
+        experiment = load(extra_settings, backbone_name)
 
     from ajet.commands.launch import launch as run
 

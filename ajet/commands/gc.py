@@ -45,7 +45,7 @@ class RemovableFiles:
 
     @property
     def is_nonempty(self) -> bool:
-        """True if there are or were files to remove."""
+        """True if the listing found files to remove, or files were removed."""
         return any(count for count, _ in self.sizes.values())
 
 
@@ -80,9 +80,9 @@ def collect_removable_files(
     bounds = RetentionBounds(
         trainer.keep_episodes if episodes is None else episodes, trainer.keep_arrays if arrays is None else arrays
     )
-    kept_checkpoints = trainer.max_checkpoints_to_keep if checkpoints is None else checkpoints
+    checkpoint_limit = trainer.max_checkpoints_to_keep if checkpoints is None else checkpoints
     run_checkpoints = Checkpoints(
-        checkpoints_folder(folder, trainer.checkpoint_base_dir), keep=kept_checkpoints, keep_best=trainer.keep_best
+        checkpoints_folder(folder, trainer.checkpoint_base_dir), keep=checkpoint_limit, keep_best=trainer.keep_best
     )
     lock = RunLock(folder)
     if (holder := lock.take()) is not None:
@@ -113,7 +113,7 @@ def collect_removable_files(
         folder,
         removable,
         bounds,
-        kept_checkpoints,
+        checkpoint_limit,
         sizes,
         yes and bool(removable or leftovers.count),
         leftovers.why_not,

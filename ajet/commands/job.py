@@ -366,7 +366,7 @@ class AgentJetJob:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The result of a run: folder, model and rewards."""
+    """The result of a training run: its folder, its model, and the rewards by step."""
 
     path: Path
     checkpoint: Path | None

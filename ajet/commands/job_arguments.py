@@ -136,7 +136,7 @@ _FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
 
 
 class ReaderFields(NamedTuple):
-    """The keys for files and splits in a reader's section."""
+    """Which keys in a task reader's section take the path and the splits of `AgentJetJob.set_data`."""
 
     path: str
     splits: tuple[str, str] | None = None

@@ -38,7 +38,7 @@ def shorten_uncaught_errors(function: Callable[Arguments, Returned]) -> Callable
 
 
 class _BriefHook:
-    """A `sys.excepthook` for one exception. Any other exception goes to the previous hook."""
+    """A `sys.excepthook` that prints one exception as a short screen. Other exceptions go to the previous hook."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

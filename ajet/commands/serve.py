@@ -58,7 +58,7 @@ BACKLOG = 2
 
 @dataclass(slots=True)
 class ServeParts:
-    """The opened components of a running server."""
+    """The opened components of a running `ajet serve`."""
 
     backbone: Backbone
     gateway: Gateway
@@ -326,5 +326,5 @@ def _show_episode(episode: Episode) -> None:
 
 
 def _join_lines(text: str) -> str:
-    """Return a client's text as one printable line."""
+    """Return a client's text on one line, with invisible characters replaced."""
     return " ".join(printable(text).split())

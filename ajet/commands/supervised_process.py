@@ -66,11 +66,11 @@ class SupervisedProcess:
 
     @property
     def started(self) -> bool:
-        """True if the program was started."""
+        """True once the program was started, even if it has ended."""
         return self.keeper is not None
 
     def close(self) -> None:
-        """End the program with all its children. Idempotent."""
+        """End the program with all its children, and wait for it. Idempotent."""
         if self.keeper is None or self.keeper.stdin is None or self.keeper.stdin.closed:
             return
         with suppress(BrokenPipeError):
@@ -165,14 +165,14 @@ class SupervisedProcess:
         The supervisor's report is read once.
         """
         if self.report is not None and self.is_over():
-            data, report, self.report = (
+            data, report_fd, self.report = (
                 b"",
                 self.report,
                 None,
             )  # read once: the descriptor's number is reused
             with suppress(BlockingIOError):
-                data = os.read(report, 1 << 16)
-            os.close(report)
+                data = os.read(report_fd, 1 << 16)
+            os.close(report_fd)
             self._end_report = json.loads(data or b'{"code": null}')
         if self._end_report.get("problem"):
             return f": {self._end_report['problem']}"

@@ -186,7 +186,7 @@ def _make_reader_settings(training: str, held_out: str | None, given: Tasks | No
             f"The validation tasks of {training} cannot be set separately.",
             where="validation",
             expected="the name of a split of a data set; a task reader defines its own validation tasks",
-            do="omit validation_data, or pass both as lists or as JSON Lines files",
+            do="omit validation, or pass both as lists or as JSON Lines files",
         )
     is_single_file = training.lower().endswith(TABLES)  # each split of a single file has all of its rows
     splits = {} if held_out is None and not is_single_file else {"validation_split": held_out}

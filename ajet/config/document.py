@@ -163,7 +163,7 @@ def parse_document(text: str, path: Path) -> Document:
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """Loads scalars as OmegaConf does, within bounds."""
+    """Reads YAML scalars as OmegaConf does (1e-6 is a number, a date is text), with limits on size and depth."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -345,7 +345,7 @@ _YamlDumper.add_representer(tuple, lambda dumper, items: dumper.represent_list(i
 
 
 def dump_yaml(tree: Any) -> str:
-    """Return YAML text for `tree`, parsed by `parse_document` to equal values."""
+    """Return a tree of settings as YAML text, which `parse_document` reads as equal values."""
     return yaml.dump(tree, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True, width=120)
 
 

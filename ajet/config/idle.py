@@ -34,7 +34,7 @@ RESOLVED = "# The resolved config of "
 
 @dataclass(frozen=True, slots=True)
 class IdleKeys:
-    """Keys of one section without effect, with their common reason."""
+    """Keys of one section that the user has set without effect, all for the same reason."""
 
     keys: tuple[str, ...]
     """Full dotted names of the keys."""
@@ -62,6 +62,7 @@ def find_idle_reason(
         backbone: The backbone of the run.
         serving: True in `ajet serve`.
     """
+    # Such a server plays the held-out tasks itself.
     is_validating = serving and config.rollout.user_workflow is not None and "trains" in backbone.can
     declared_reason = (
         None
@@ -84,7 +85,7 @@ def find_idle_reason(
 
 
 def _spell_value(value: Any) -> str:
-    """Return the value as a YAML spells it."""
+    """Return a setting's value as a YAML spells it: null, true, 8, text."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -104,7 +104,7 @@ _FILLED = re.compile(r"(?P<translated>\$\{ajet\.pick:)?\$\{(?P<key>ajet(\.\w+)+)
 
 
 class Counterpart(NamedTuple):
-    """The key of ajet that decides a key of a backbone's config."""
+    """The key of ajet from which a backbone's key gets its value."""
 
     key: str
     same: bool

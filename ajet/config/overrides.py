@@ -22,7 +22,7 @@ _SHAPE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]+)(?P<rest>=.*)?", re.S)
 
 @dataclass(frozen=True)
 class Override:
-    """An override: the text as written, the text passed to Hydra, and the value."""
+    """One `key=value` of the command line: as the user wrote it, in Hydra's form, and parsed."""
 
     written: str
     composed: str

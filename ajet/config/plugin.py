@@ -34,7 +34,7 @@ NamedKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class PluginPart:
-    """Something that a YAML selects by name, described without importing its code."""
+    """A part that a YAML selects by name (an algorithm, a reader, a judge), described without importing its code."""
 
     code: str
     """Reference to the part's class or function."""
@@ -63,7 +63,7 @@ EXTENSIONS_PANEL = "Extensions"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of `ajet`, built only on call."""
+    """A command of the program `ajet` that a plug-in adds; its code is imported when it is called."""
 
     code: str
     """Reference to a function for typer, or to a `typer.Typer` with subcommands."""
@@ -74,7 +74,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFlag:
-    """A flag `--with-NAME` of a launch."""
+    """A flag `--with-NAME` of a launch, which a plug-in adds."""
 
     help: str
     around: str = ""
@@ -90,7 +90,7 @@ class LaunchFlag:
 
 @dataclass(frozen=True, slots=True)
 class ConfigKeys:
-    """Names the section of the configuration to which a plug-in adds keys, and the keys' model."""
+    """The keys that a plug-in adds to the configuration: the section, and the pydantic model of the keys."""
 
     path: str
     """The section below `ajet` (for example `environment`), or "" for `ajet` itself."""

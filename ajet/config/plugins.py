@@ -45,7 +45,7 @@ class LoadedPlugin:
 
 @dataclass(frozen=True)
 class AddedKeys:
-    """Keys added to a section by a plug-in, with the loaded model."""
+    """The configuration keys that one plug-in adds to a section, with their imported pydantic model."""
 
     plugin: str
     path: str
@@ -106,7 +106,7 @@ def find_shared_store(scheme: str) -> PluginPart | None:
 
 
 def list_plugins() -> tuple[LoadedPlugin, ...]:
-    """Return the plug-ins of all distributions, ajet's first."""
+    """Return the plug-ins of all installed distributions, those of ajet first. One that fails to load has a problem."""
     return _list_all(tuple(sys.path), os.environ.get(VARIABLE))
 
 

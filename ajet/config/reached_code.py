@@ -36,7 +36,7 @@ class Statement:
 
     @cached_property
     def text(self) -> str:
-        """The statement without comments and layout."""
+        """The statement as source text without comments and layout, which therefore do not change its digest."""
         return ast.unparse(self.node)
 
     @cached_property
@@ -63,7 +63,7 @@ class Statement:
 
     @cached_property
     def needs(self) -> set[str]:
-        """Names of the module read by the statement, directly or when called."""
+        """Names of the module that the statement reads when it runs, or when a function defined in it is called."""
         top, *nested = self._symbol_tables
         referenced = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
         return referenced | {
@@ -108,7 +108,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class ParsedModule:
-    """The top-level statements of a file."""
+    """The top-level statements of a Python file or notebook, parsed and not run."""
 
     statements: tuple[Statement, ...]
 

@@ -36,7 +36,7 @@ _MOST_EXTENTS = 1024
 
 
 class RecordFileError(UserError, OSError):
-    """A path in a record is a link, no regular file, or too large, and is not opened."""
+    """A path in a run's record is a link, not a regular file, or too large, and is therefore not opened."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
@@ -142,7 +142,7 @@ def has_record_file(path: Path) -> bool:
 
 
 def measure_record_file(path: Path) -> int:
-    """Return the size in bytes of a regular file of a record. Raises OSError as `open_record_file` does."""
+    """Return the size in bytes of a regular file in a record. Raises OSError if it is missing or a link."""
     with open_record_file(path) as stream:
         return os.fstat(stream.fileno()).st_size
 

@@ -39,7 +39,7 @@ _EXTRAS = {"agentscope": "agentscope", "langchain_openai": "langchain", "aworld"
 
 @dataclass(frozen=True)
 class CodeReference:
-    """A parsed reference: a place and a name in it."""
+    """A reference to a class or function, split into the file or module and the name in it."""
 
     text: str
     place: str
@@ -289,13 +289,13 @@ def _find_place(parsed: CodeReference, base: Path, key: str) -> tuple[Path | Non
         raise UnresolvedReferenceError(
             f"{key}: {parsed.text!r} is not a reference of the form FILE.py->NAME.", where=key, expected=FORMS
         )
-    candidates_of_module = _list_module_candidates(parsed, base)
-    for path in candidates_of_module:
+    module_candidates = _list_module_candidates(parsed, base)
+    for path in module_candidates:
         if os.path.isfile(path):
             return path, *_find_scope(path, base)
     spec = _find_installed_spec(parsed.place)
     if spec is None:
-        raise _make_not_found_error(parsed, [*map(str, candidates_of_module), "the installed modules"], base, key)
+        raise _make_not_found_error(parsed, [*map(str, module_candidates), "the installed modules"], base, key)
     file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
     return file, None, parsed.place
 
@@ -454,7 +454,7 @@ def _make_missing_name_error(parsed: CodeReference, bound: Any, where: str, key:
             f"{parsed.name}.",
             where=key,
             expected=f"a program or notebook that defines {parsed.name}, such as the one that started this run",
-            do="run that program, or move {parsed.name} to a separate file and write FILE.py->" + parsed.name,
+            do=f"run that program, or move {parsed.name} to a separate file and write FILE.py->{parsed.name}",
         )
     defined_code = sorted(name for name, value in bound.items() if value is True or isinstance(value, type))
     similar = get_close_matches(parsed.name, [name for name in bound if not name.startswith("__")], 3, cutoff=0.5)

@@ -32,7 +32,7 @@ _TO_FILL_IN = {_WORKFLOW: "workflow.py->MyWorkflow", _DATA_SET: "<YOUR_DATA_SET>
 
 
 class UnreadKey(NamedTuple):
-    """A backbone's key at a place where no code reads it."""
+    """A backbone's key that the user wrote at a place where no code reads it, with ajet's key instead."""
 
     path: KeyPath
     layer: Layer

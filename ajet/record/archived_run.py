@@ -25,7 +25,7 @@ MARK_FILE = "aside.json"
 
 @dataclass(frozen=True, slots=True)
 class ArchivedRun:
-    """A run whose folders were renamed to EXPERIMENT.old-N: the paths before and after."""
+    """An earlier run whose folders another start renamed to EXPERIMENT.old-N, with the paths before and after."""
 
     folder: Path
     """Original path (EXPERIMENT), now used by another run."""
@@ -101,7 +101,7 @@ class ArchivedRun:
         return None
 
     def archived_path(self, outside: Path) -> Path:
-        """Return the path to which a checkpoint folder outside the run folder is renamed."""
+        """Return the path EXPERIMENT.old-N to which a checkpoint folder outside the run folder is renamed."""
         return outside.with_name(self.old.name)
 
     @property
@@ -163,6 +163,6 @@ class ArchivedRun:
             raise
 
     def remove_mark(self) -> None:
-        """Remove the mark: the new run has a result, and the archived run keeps the new name."""
+        """Remove the mark of an unfinished archiving: the new run has a result, so the archived one keeps its name."""
         with suppress(OSError):  # the archive may be read-only
             (self.old / MARK_FILE).unlink(missing_ok=True)

@@ -65,17 +65,20 @@ class AttemptRecord:
 
     @property
     def lacks_verdict(self) -> bool:
-        """True if the workflow finished and only the judge failed."""
+        """True if the workflow returned an answer and only the judge failed; another judge can score the attempt."""
         has_answer = bool(self.output) or self.last_reply is not None
         return self.status == "failed" and self.failure.startswith("judge: ") and has_answer
 
     def tags(self, keys: Sequence[str] = TAG_KEYS) -> list[str]:
-        """Return the tags of the task (`tags_of`)."""
+        """Return the tags of the attempt's task: the values of these metadata keys."""
         return tags_of(self.metadata, keys)
 
 
 def tags_of(metadata: Mapping[str, Any], keys: Sequence[str] = TAG_KEYS) -> list[str]:
-    """Return a task's tags: the values of these metadata keys, each list item separately; other keys give key=value."""
+    """Return a task's tags: the values of the metadata `keys`, each item of a list as a tag.
+
+    Values of the default keys `tag` and `tags` are tags themselves; those of other keys become "KEY=VALUE".
+    """
     tags = []
     for key in keys:
         value = metadata.get(key)

@@ -40,7 +40,7 @@ _OWN = b', "digest": "'
 
 
 class LinkedLine(NamedTuple):
-    """The digests and lengths of an episode's line and of its arrays, as a link stores them."""
+    """The digests and lengths of one episode's line and of its arrays, as a link of the chain lists them."""
 
     uuid: str
     task: str
@@ -87,7 +87,7 @@ class LinkedLines(NamedTuple):
 
 
 def digest_of(data: bytes) -> str:
-    """Return the digest of an episode's line or of its arrays."""
+    """Return the digest by which the chain of a run names a record: 16 bytes of BLAKE2b, in hexadecimal."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -172,12 +172,12 @@ class Chain:
 
     @property
     def head(self) -> str:
-        """The digest of the last link."""
+        """The digest of the last link, or zeros without a link. A checkpoint stores it."""
         return self._last_link.digest
 
     @property
     def has_links(self) -> bool:
-        """True if the chain has a link."""
+        """True if the chain's file has at least one link."""
         return self._last_link.links > 0
 
     def note_lines(self, lines: LinkedLines) -> None:

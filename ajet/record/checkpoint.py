@@ -39,7 +39,7 @@ TENSORS = {".safetensors", ".pt", ".distcp"}
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint. `path` is a model folder in Hugging Face layout (plus optimizer and RNG)."""
+    """A complete checkpoint. Its folder `path` is a model in Hugging Face layout, with optimizer and random state."""
 
     path: Path
     step: int
@@ -181,7 +181,7 @@ def step_of(path: Path) -> int:
 
 
 def digest_state(content: dict[str, Any]) -> str:
-    """Return the digest of a `state.json` without the digest key."""
+    """Return the digest of the content of a `state.json`, without the key that holds this digest."""
     hashed_content = {name: value for name, value in content.items() if name != OWN}
     return hashlib.blake2b(json.dumps(hashed_content, sort_keys=True).encode(), digest_size=16).hexdigest()
 

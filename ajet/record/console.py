@@ -72,7 +72,7 @@ def keep_pairs(line: str) -> str:
 
 
 class SafeConsole(Console):
-    """A console that ignores control characters in printed text."""
+    """A console of rich that prints the control characters of a text as �, so that no text steers the terminal."""
 
     def _check_buffer(self) -> None:
         """Write the buffered output. If the terminal was closed, drop it, so that a background run goes on."""
@@ -143,12 +143,12 @@ console = SafeConsole(highlight=False)
 
 
 def print_line(text: str | Text, style: str | None = None) -> None:
-    """Print text without markup, in which only a terminal breaks lines."""
+    """Print text as it is, without rich's markup. A terminal wraps it between words; a file gets unbroken lines."""
     console.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def make_table(*names: str, texts: int = 1) -> Table:
-    """Return a table whose first `texts` columns are text, and the others numbers."""
+    """Return a rich table with these column names. The first `texts` columns are left-aligned, the others numbers."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for index, name in enumerate(names):
         table.add_column(name, justify="right" if index >= texts else "left", overflow="fold")
@@ -156,7 +156,7 @@ def make_table(*names: str, texts: int = 1) -> Table:
 
 
 def format_number(value: float | None, form: str = ".3f") -> str:
-    """Return a number in the format `form`, or a dash for None."""
+    """Return a number in the format specification `form`, or a dash for None."""
     return "–" if value is None else format(value, form)
 
 
@@ -172,14 +172,14 @@ def counted(count: int, thing: str) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Return a size for a person: "121 KiB", "20 MiB", "1.5 GiB"."""
+    """Return a number of bytes as short text: "121 KiB", "20 MiB", "1.5 GiB"."""
     if 0 < count < 2**20:
         return f"{max(1, round(count / 2**10))} KiB"
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.0f} MiB"
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time for a person: "0.02 s", "40 s", "3 min", "2.5 h"."""
+    """Return a duration as short text: "0.02 s", "40 s", "3 min", "2.5 h"."""
     if seconds < 0.1:
         return f"{seconds:.1g} s"
     if seconds < 90:

@@ -53,7 +53,7 @@ def smooth_points(series: Points) -> Points:
 
 @dataclass(frozen=True, slots=True)
 class MetricCurve:
-    """One number over training steps."""
+    """One metric over training steps, with its name for the legend and optional 95 % intervals."""
 
     points: Points
     label: str
@@ -170,13 +170,14 @@ def text_curve(training: MetricCurve, held_out: MetricCurve, *, width: int = WID
         low, high = (0.0, 1.0) if abs(high) < 1e-9 else (min(low, 0.0), max(high, 0.0))
     cells = [[0] * width for _ in range(height)]
 
-    def place(x: float, y: float) -> tuple[int, int]:
+    def find_dot(x: float, y: float) -> tuple[int, int]:
+        """Return row and column of a point's dot; a cell has 4 rows and 2 columns of dots."""
         column = (x - first_step) / max(last_step - first_step, 1e-9) * (2 * width - 1)
         row = (high - y) / (high - low) * (4 * height - 1)
         return round(row), round(column)
 
     for (x0, y0), (x1, y1) in zip(smoothed, smoothed[1:] or smoothed, strict=False):
-        (r0, c0), (r1, c1) = place(x0, y0), place(x1, y1)
+        (r0, c0), (r1, c1) = find_dot(x0, y0), find_dot(x1, y1)
         dots = max(abs(r1 - r0), abs(c1 - c0), 1)
         for dot in range(dots + 1):
             row, column = round(r0 + (r1 - r0) * dot / dots), round(c0 + (c1 - c0) * dot / dots)
@@ -184,7 +185,7 @@ def text_curve(training: MetricCurve, held_out: MetricCurve, *, width: int = WID
     # The first braille character; its 8 low bits switch the dots of a cell, 2 wide and 4 high.
     canvas = [[chr(0x2800 + cell) if cell else " " for cell in row] for row in cells]
     for x, y in validation:
-        row, column = place(x, y)
+        row, column = find_dot(x, y)
         canvas[row // 4][column // 2] = "o"
 
     decimals = max(2, 1 - math.floor(math.log10(high - low)))
@@ -326,7 +327,8 @@ def render_svg(training: MetricCurve, held_out: MetricCurve) -> str:
     if high - low < 1e-9:
         low, high = low - 0.5, high + 0.5
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def find_pixel(x: float, y: float) -> tuple[float, float]:
+        """Return the position of a point in the picture, with the origin at the top left."""
         across = (x - first_step) / max(last_step - first_step, 1e-9) * (FIGURE_WIDTH - 2 * EDGE) + EDGE
         return round(across, 1), round((high - y) / (high - low) * (HEIGHT - 2 * EDGE) + EDGE, 1)
 
@@ -341,14 +343,14 @@ def render_svg(training: MetricCurve, held_out: MetricCurve) -> str:
         text(FIGURE_WIDTH - EDGE, HEIGHT - EDGE + 16, f"{last_step:g}", "end"),
     ]
     if smoothed:
-        line_points = " ".join(f"{x},{y}" for x, y in (place(*point) for point in smoothed))
+        line_points = " ".join(f"{x},{y}" for x, y in (find_pixel(*point) for point in smoothed))
         elements.append(f'<polyline points="{line_points}" fill="none" stroke="#1f77b4" stroke-width="2"/>')
         elements.append(text(EDGE, 14, f"line: {training.label} (smoothed)"))
     for index, (x, y) in enumerate(dots):
-        x_pixel, y_pixel = place(x, y)
+        x_pixel, y_pixel = find_pixel(x, y)
         if held_out.errors is not None:
             below, above = (side[index] for side in held_out.errors)
-            y_ends = place(x, max(low, y - below))[1], place(x, min(high, y + above))[1]
+            y_ends = find_pixel(x, max(low, y - below))[1], find_pixel(x, min(high, y + above))[1]
             elements.append(f'<line x1="{x_pixel}" y1="{y_ends[0]}" x2="{x_pixel}" y2="{y_ends[1]}" stroke="#d62728"/>')
         elements.append(f'<circle cx="{x_pixel}" cy="{y_pixel}" r="4" fill="#d62728"/>')
     if dots:

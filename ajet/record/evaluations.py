@@ -34,7 +34,7 @@ class EvaluationRecord:
 
     @property
     def model(self) -> dict[str, Any]:
-        """The part of the evaluation's identity that names the model."""
+        """The part of `identity` that names the evaluated model: its path and a digest of its files."""
         model = self.identity.get("model")
         return model if isinstance(model, dict) else {}
 

@@ -212,7 +212,7 @@ def next_line(stream: BinaryIO) -> bytes:
 # option is checked before expensive work where possible; existing files are not overwritten unless the caller
 # allows it.
 class CannotWriteError(UserError):
-    """The run's folder cannot be written at present. Nothing was written."""
+    """The disk refuses a write to the run's folder: it is full, read-only or gone. Earlier data is intact."""
 
 
 NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -329,7 +329,7 @@ def _error_matches(error: BaseException, numbers: Collection[int], words: Collec
 
 
 def _free_bytes(folder: Path) -> int:
-    """Return the free bytes at the nearest existing parent folder."""
+    """Return the free bytes on the disk of the folder, which need not exist yet."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     return shutil.disk_usage(existing).free
 

@@ -38,7 +38,7 @@ _EXPECTED = ("answer", "target", "solution", "label", "expected", "gold")
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSummary:
-    """The facts of an episode that the detection compares."""
+    """The facts of an episode that the detection of reward hacking compares."""
 
     uuid: str
     step: int
@@ -53,7 +53,7 @@ class EpisodeSummary:
 
     @property
     def is_refusal(self) -> bool:
-        """True if the reply refuses the task."""
+        """True if the last reply refuses the task, as by "I can't"."""
         return bool(_REFUSAL.search(self.answer))
 
     @classmethod
@@ -87,7 +87,7 @@ class GamingAlarm:
 
     @property
     def text(self) -> str:
-        """The alarm as a sentence for the log."""
+        """The alarm as one sentence: the reward rises, but the signs speak against better solutions."""
         return f"the reward rises, but {'; '.join(self.signs)}"
 
 

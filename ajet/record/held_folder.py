@@ -48,7 +48,7 @@ class HeldFolder:
             raise
 
     def remove(self) -> None:
-        """Remove the folder and its content. Idempotent."""
+        """Remove the folder with its content, and release its lock. Idempotent."""
         remove_folder(self.path)
         if self._lock is not None:
             release_lock(self._lock)

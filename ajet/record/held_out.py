@@ -23,7 +23,7 @@ Attempts = Mapping[str, tuple[float | None, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The rewards of one validation."""
+    """The rewards of one validation by task, for choosing the best checkpoint."""
 
     attempts: Attempts
     """Reward of each counted attempt by task; None for a failed attempt."""
@@ -71,7 +71,7 @@ class Measurement:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Measurement | None:
-        """Return the measurement stored by `as_json`. None stays None."""
+        """Return the measurement stored by `as_json`, or None for None."""
         if value is None:
             return None
         attempts = {task: tuple(rewards) for task, rewards in value["attempts"].items()}
@@ -167,7 +167,7 @@ def _format_reward(numbers: Mapping[str, Any], digits: int) -> str:
 
 
 def scored_count_metrics(prefix: str) -> tuple[str, ...]:
-    """Return the metrics read by `format_scored_count`."""
+    """Return the names of the metrics that `format_scored_count` reads, below `prefix`."""
     counts = ("episodes", "scored", "failed", "aborted", "no_score", *(f"failed/{name}" for name in BOUNDARIES))
     return tuple(f"{prefix}/{name}" for name in counts)
 

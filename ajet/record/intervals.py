@@ -63,7 +63,10 @@ def half_width(values: Sequence[float]) -> float | None:
 
 
 def plus_minus(error: float | None, form: str) -> str:
-    """Return " ± ERROR" in this format, with one digit if the format would print zeros, or "" without an error."""
+    """Return " ± ERROR" in the format specification `form`, or "" without an error.
+
+    An error that the format would print as zeros gets one significant digit.
+    """
     if not error:
         return ""
     digits = f"{error:{form}}"

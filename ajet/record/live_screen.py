@@ -90,7 +90,7 @@ class LiveLine:
         self.close()
 
     def close(self) -> None:
-        """Remove the lines from the screen. Idempotent."""
+        """Remove the lines from the screen and end the redrawing thread. Idempotent."""
         self._is_over.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -80,7 +80,7 @@ GUARD = ".lock"
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that has the lock of a folder."""
+    """The process that holds the lock of a folder or file, as written in the lock's file."""
 
     process: ProcessIdentity
     kernel: bool

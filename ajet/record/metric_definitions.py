@@ -21,7 +21,7 @@ class MetricDefinition:
 
 @dataclass(frozen=True)
 class MetricGroup:
-    """A section of the page: its heading, the text before the table and the text after it."""
+    """A section of the reference page of metrics: heading, text before the table, metrics, text after it."""
 
     title: str
     about: str
@@ -374,5 +374,5 @@ GROUPS = (
 
 
 def list_metric_definitions() -> list[MetricDefinition]:
-    """Return the metrics of all groups in order."""
+    """Return the definitions of all metrics, in the order of the reference page."""
     return [metric for group in GROUPS for metric in group.metrics]

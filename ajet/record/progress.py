@@ -64,13 +64,13 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        """Take all bars off the screen. Idempotent."""
+        """Remove all bars from the screen. Idempotent."""
         if self._rich_progress is not None:
             self._rich_progress.stop()
 
 
 class ProgressBar:
-    """A bar that counts towards a total."""
+    """One bar that counts towards a total, added by `Progress.bar`."""
 
     def __init__(self, progress: Progress, title: str, total: int | None, unit: str, done: int) -> None:
         self.progress = progress

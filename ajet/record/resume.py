@@ -33,7 +33,7 @@ SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """The settings that make two starts the same run."""
+    """The settings, code and paths of a run's last start, which decide whether another start continues the run."""
 
     run_id: str
     """Names a policy version together with the step."""
@@ -56,7 +56,7 @@ class RunIdentity:
     `settings`; `judge`, true if the judge changed."""
 
     def write(self, folder: Path) -> None:
-        """Write the identity to the run folder. A run with an identity has a chain."""
+        """Write the identity to `run.json` in the run's folder."""
         write_atomically(folder / FILE, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
@@ -173,7 +173,7 @@ def refuse_changed_code(folder: Path, changed: Mapping[str, list[str]]) -> UserE
 
 
 def _format_rows(rows: list[str]) -> str:
-    """Return the first of the rows, a line each, and how many more there are."""
+    """Return the first `SHOWN` texts, one on each line, and how many more there are."""
     rest_note = [f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
     return "\n".join(f"  {row}" for row in [*rows[:SHOWN], *rest_note])
 
@@ -197,7 +197,11 @@ def _matches_redacted(then: Any, now: Any) -> bool:
 
 
 def refuse_changed_settings(folder: Path, differences: list[tuple[str, Any, Any]]) -> UserError:
-    """Return the error for a run with other settings."""
+    """Return the error for a start whose settings differ from those of the run in the folder.
+
+    Args:
+        differences: (key, earlier value, present value).
+    """
     rows = [f"{key}: {_shorten_value(then)} before, {_shorten_value(now)} now" for key, then, now in differences]
     return UserError(
         f"The run in {folder} had other settings, so ajet does not continue it automatically:\n{_format_rows(rows)}",

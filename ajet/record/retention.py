@@ -28,7 +28,7 @@ LEFTOVERS = (".step-*.partial", ".step-*.pruned", ".step-*.replaced", "step-*.da
 
 @dataclass(frozen=True, slots=True)
 class RetentionBounds:
-    """Maximum number of steps to keep, per kind. None keeps all."""
+    """How many of the newest steps keep their episodes and their token arrays. None: all."""
 
     episodes: int | None
     """Training steps with stored episodes."""
@@ -38,7 +38,7 @@ class RetentionBounds:
 
 @dataclass(slots=True)
 class FilesToRemove:
-    """Files to remove, by kind."""
+    """Files of a run that retention may remove, by kind."""
 
     paths: dict[str, list[Path]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     steps: list[int] = field(default_factory=list)

@@ -49,7 +49,7 @@ OTHER_RUN_FOLDERS = {"debug", "eval", "prompt", "serve"}
 
 
 class RunPlace:
-    """The choice of a run's folder, the folder's lock, and the checkpoint to continue from."""
+    """A run's folder with its lock, and the decision from which checkpoint the run continues."""
 
     def __init__(self, folder: Path, name: str, lock: RunLock | None) -> None:
         """Args:

@@ -41,7 +41,7 @@ def pass_at_k(attempts: int, successes: int, k: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TaskRate:
-    """A rate over tasks with its 95 % interval."""
+    """A rate over tasks, such as pass@k, with its 95 % interval."""
 
     value: float
     low: float
@@ -75,7 +75,7 @@ class Scores:
 
     @property
     def failed(self) -> int:
-        """Number of failed attempts that count."""
+        """Number of failed attempts, without those lost to failures of ajet itself."""
         return sum(bool(attempt.failure) and not attempt.left_out for attempt in self.attempts)
 
     @property
@@ -85,12 +85,12 @@ class Scores:
 
     @property
     def scored(self) -> int:
-        """Number of attempts with a reward that count."""
+        """Number of attempts with a reward, without those lost to failures of ajet itself."""
         return sum(attempt.reward is not None and not attempt.left_out for attempt in self.attempts)
 
     @property
     def repeats(self) -> int:
-        """Maximum number of attempts per task."""
+        """Largest number of counted attempts at a task."""
         return max((len(attempts) for attempts in self.by_task.values()), default=0)
 
     @cached_property
@@ -100,12 +100,12 @@ class Scores:
 
     @cached_property
     def solved(self) -> dict[str, float]:
-        """Share of successful attempts by task."""
+        """Share of successful attempts at each task, by task id."""
         return {task: fmean(attempt.success for attempt in attempts) for task, attempts in self.by_task.items()}
 
     @cached_property
     def rewards(self) -> dict[str, float]:
-        """Mean reward by task. A failed attempt counts as `lowest`."""
+        """Mean reward of each task's attempts, by task id. A failed attempt counts as `lowest`."""
         return {
             task: fmean(self.reward_or_lowest(attempt) for attempt in attempts)
             for task, attempts in self.by_task.items()

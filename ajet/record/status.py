@@ -44,18 +44,18 @@ class StatusFile:
         """
         self._path, self._redact = path, redact
         self._lock = threading.RLock()
-        mine = ProcessIdentity.of(os.getpid())
+        this_process = ProcessIdentity.of(os.getpid())
         self._content: dict[str, Any] = {
             "run_id": run_id,
             "name": name,
             "kind": kind,
             "phase": "starting",
             "step": 0,
-            "host": mine.host,
-            "boot": mine.boot,
-            "space": mine.space,
+            "host": this_process.host,
+            "boot": this_process.boot,
+            "space": this_process.space,
             "started": time.time(),
-            "processes": [_process_entry(mine, "run")],
+            "processes": [_process_entry(this_process, "run")],
         }
         self._content["updated"] = self._content["since"] = self._content["started"]
         self._is_failing = False
@@ -98,7 +98,7 @@ class StatusFile:
             self.set(processes=[*processes, _process_entry(process, role)])
 
     def get(self, name: str) -> Any:
-        """Return the current value of a field, or None if never set."""
+        """Return the present value of a field of the status, or None if it was never set."""
         return self._content.get(name)
 
 

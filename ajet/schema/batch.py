@@ -19,7 +19,7 @@ from ajet.schema.episode import Outcome, Timeline
 
 @dataclass(slots=True)
 class Sample:
-    """A timeline to train on, with advantages."""
+    """One timeline of an episode to train on, with the advantage of each token."""
 
     timeline: Timeline
     episode: str
@@ -61,7 +61,7 @@ class TrainingBatch:
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens with mask 1 over all samples."""
+        """Number of tokens that are trained, over all samples."""
         return self.trained_by_episode.total()
 
     @property

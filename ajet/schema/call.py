@@ -66,14 +66,14 @@ class PolicySpan(NamedTuple):
 
     @classmethod
     def of(cls, runs: Iterable[tuple[int, int, int]]) -> PolicySpan | None:
-        """Return the span over all `VersionRun`s, or None for an empty input."""
+        """Return the oldest and newest policy step over `VersionRun`s (first, low, high), or None without any."""
         run_list = list(runs)
         return cls(min(low for _, low, _ in run_list), max(high for _, _, high in run_list)) if run_list else None
 
 
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
-    """The encoded part of a prompt sent as text."""
+    """A prompt that the client sent as text instead of messages, and where it follows the ids of an earlier call."""
 
     text: str
     after: int
@@ -196,7 +196,7 @@ def prompt_ids(calls: Sequence[Call], index: int) -> Ids:
 
 
 class PromptReader:
-    """Read prompts of an episode's calls. A call that extends a recently read call is built from the cache."""
+    """Rebuilds prompts of an episode's calls. A call that extends a recently read one is built from a cache."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = calls

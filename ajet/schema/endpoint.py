@@ -33,7 +33,7 @@ class Endpoint:
 
     @property
     def for_anthropic(self) -> Endpoint:
-        """The endpoint with the base URL of Anthropic's clients: without /v1."""
+        """A copy whose base URL has no /v1, because Anthropic's clients add it themselves."""
         return replace(self, base_url=self.base_url.removesuffix("/v1"))
 
     @property

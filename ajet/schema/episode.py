@@ -30,7 +30,7 @@ from ajet.schema.tool_use import ToolUse
 # timeline with mask 1, however many calls repeat the token as context; `ids`, `mask`, `logprobs` and `versions`
 # align.
 class SampledSpan(NamedTuple):
-    """Tokens [start, stop) of the timeline are the reply of call `call`, sampled and trained here."""
+    """The tokens [start, stop) of a timeline are the reply of the call `call`, sampled and trained here."""
 
     call: int
     start: int
@@ -60,7 +60,7 @@ class Timeline:
 
     @property
     def sampled(self) -> int:
-        """The number of tokens with mask 1."""
+        """Number of tokens that are trained in this timeline."""
         return int(np.count_nonzero(self.mask))
 
 
@@ -131,7 +131,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The use of an episode in a training step."""
+    """What a training step did with an episode: advantage, untrained tokens and their reasons."""
 
     step: int | None = None
     """Training step with the episode in its update, or None."""
@@ -158,7 +158,7 @@ NO_OUTCOME = Outcome()
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """An attempt at a task."""
+    """One attempt at a task, with its calls, tool uses, timelines and verdict. Immutable once its group is finished."""
 
     uuid: str
     task: Task
@@ -210,7 +210,7 @@ class Episode:
 
     @property
     def reward(self) -> float | None:
-        """The verdict's reward, or None without a verdict or a score."""
+        """The reward of the verdict, or None without a verdict or without a score."""
         return self.verdict.reward if self.verdict else None
 
     @property

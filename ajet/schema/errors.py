@@ -97,7 +97,7 @@ def require_packages(*packages: str, extra: str, needed_for: str) -> None:
 
 
 class BoundaryError(AjetError):
-    """A failure at a boundary of an episode, recorded as a `Failure`."""
+    """An external component failed during an episode. The rollout records it as a `Failure`."""
 
     boundary: Boundary = "ajet"
     retryable: bool = False
@@ -112,7 +112,7 @@ class BoundaryError(AjetError):
 
 
 class EngineFailure(BoundaryError):
-    """The engine died, refused or timed out."""
+    """The engine, which samples the replies, died, refused a request or timed out."""
 
     boundary, retryable = "engine", True
 
@@ -122,7 +122,7 @@ class EngineHangs(EngineFailure):
 
 
 class AgentFailure(BoundaryError):
-    """The user's workflow raised, hung, or returned no WorkflowOutput."""
+    """The user's workflow raised an exception, hung, or returned no WorkflowOutput."""
 
     boundary = "agent"
 
@@ -167,7 +167,7 @@ State = Literal["ok", "note", "warning", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding of `ajet doctor`: `text` is one sentence about `topic`, `do` the next step if any."""
+    """One result of `ajet doctor`: `text` is a sentence about `topic`, and `do` the next step or ""."""
 
     topic: str
     state: State

@@ -37,7 +37,7 @@ _BUILTIN_NAMES = frozenset(dir(builtins))
 
 @dataclass(frozen=True, slots=True)
 class FencedBlock:
-    """A fenced block with its language and lines."""
+    """A fenced code block of a text, with its language and its first and last line."""
 
     language: str
     """First word of the info string, in lower case and without braces, or ""."""
@@ -108,7 +108,7 @@ def read_program(reply: str) -> str:
 
 
 def is_python_source(text: str) -> bool:
-    """Return True if a text compiles as Python."""
+    """Return True if the text parses as Python."""
     return parse_python(text) is not None
 
 

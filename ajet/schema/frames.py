@@ -14,7 +14,7 @@ MAX_HEAD_BYTES = 1 << 20
 
 
 class FrameError(ValueError):
-    """The stream holds no valid frame."""
+    """The bytes of a stream are no valid frame: too large, no JSON, or sizes that do not add up."""
 
 
 def pack_frame(head: dict, *blobs: bytes) -> bytes:
@@ -31,7 +31,7 @@ def pack_frame(head: dict, *blobs: bytes) -> bytes:
 
 
 class FrameReader:
-    """Collects bytes of a stream and returns complete frames."""
+    """Collects the bytes of a stream and splits them into the frames that `pack_frame` made."""
 
     def __init__(self, limit: int) -> None:
         """Args:
@@ -41,7 +41,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, more: bytes) -> None:
-        """Add bytes from the stream."""
+        """Add bytes that arrived from the stream, with any part of a frame."""
         self._buffer += more
 
     def take_frame(self) -> tuple[dict, list[bytes]] | None:
@@ -68,10 +68,10 @@ def _parse_frame(text: bytes, rest: bytes) -> tuple[dict, list[bytes]]:
     try:
         head = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FrameError("no JSON") from error
+        raise FrameError("the head of the message is not JSON") from error
     sizes = head.get("blobs") if isinstance(head, dict) else None
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise FrameError("no sizes")
+        raise FrameError("the head of the message has no valid list of sizes")
     if sum(sizes) != len(rest):
         raise FrameError("the sizes in the message do not add up")
     blobs, offset = [], 0

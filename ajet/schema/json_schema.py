@@ -39,11 +39,11 @@ DATA_KEYWORDS = ("const", "enum", "default", "examples", "required", "type")
 
 
 class _BudgetExceededError(AjetError):
-    """The check of a value would take too long."""
+    """A check against a JSON schema used up its budget, so it would take too long."""
 
 
 class _CheckBudget:
-    """The remaining charges of one check, and the keywords now applied within one another."""
+    """How much one check against a schema may still cost, and how many keywords are now applied within one another."""
 
     def __init__(self, limit: int = MAX_CHECK_COST) -> None:
         self._checks_left = limit
@@ -62,7 +62,7 @@ _Keyword = Callable[[Any, Any, Any, Any], Any]
 
 
 def find_schema_problem(schema: Mapping[str, Any]) -> str | None:
-    """Return the reason why `schema` is not supported, or None."""
+    """Return why replies and arguments cannot be checked against `schema`, or None if they can."""
     try:
         return _load_validator(json.dumps(schema, sort_keys=True))[1]
     except RecursionError:

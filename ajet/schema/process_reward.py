@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 
 class ReplySpan(NamedTuple):
-    """Tokens [start, stop) of the reply of call `call`."""
+    """The tokens [start, stop) in the reply of the call with index `call`."""
 
     call: int
     start: int

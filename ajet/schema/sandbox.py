@@ -21,7 +21,7 @@ NO_VARIABLES: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a call. Sizes in bytes, times in seconds."""
+    """The limits of one call in a sandbox. Sizes are in bytes, times in seconds."""
 
     wall: float = 30.0
     cpu: int = 30
@@ -120,7 +120,7 @@ class Sandbox(Protocol):
         ...
 
     def close(self) -> None:
-        """End all processes inside and remove their files. Idempotent."""
+        """End all processes in the sandbox and remove its files. Idempotent."""
         ...
 
 

@@ -70,7 +70,7 @@ class WorkflowTask(BaseModel):
     )
 
     def __getattr__(self, name: str) -> Any:
-        """Explain missing AgentJet attributes. Raise AttributeError."""
+        """Raise AttributeError. For an attribute of AgentJet's WorkflowTask that ajet lacks, say what to use."""
         if name in _REFUSED_NAMES:
             raise AttributeError(f"a WorkflowTask has no attribute {name}: use the tuner to call the model")
         return super().__getattr__(name)  # type: ignore[misc] # pydantic hides it from type checkers

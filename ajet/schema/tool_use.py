@@ -59,7 +59,7 @@ class ToolUse:
 
     @property
     def shown(self) -> int:
-        """Characters shown to the model."""
+        """Number of characters of the result that the model was shown."""
         return len(self.result) + self.cut
 
     @property

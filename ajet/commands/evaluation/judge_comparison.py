@@ -24,7 +24,7 @@ PLAYED = "as played"
 
 @dataclass(frozen=True, slots=True)
 class JudgeSummary:
-    """One judge's verdicts on all attempts, with their cost."""
+    """How one judge decided all attempts: number of scores, mean reward, requests, cost and time."""
 
     judge: str
     decided: int
@@ -71,7 +71,7 @@ class JudgeDifference:
 
 @dataclass(frozen=True, slots=True)
 class JudgeComparison:
-    """All judges on the same attempts: summaries, pairs, and the largest differences."""
+    """The comparison of several judges on the same attempts: one summary each, and one entry for each pair."""
 
     judges: tuple[JudgeSummary, ...]
     pairs: tuple[JudgePair, ...]

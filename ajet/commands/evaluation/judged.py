@@ -35,7 +35,7 @@ YAML = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class RejudgedAttempt:
-    """An attempt with the verdict of another judge."""
+    """A recorded attempt with the verdict of another judge than the one of its run."""
 
     attempt: AttemptRecord
     verdict: Verdict | None = None

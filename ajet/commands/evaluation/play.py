@@ -59,7 +59,7 @@ class EvaluationOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelScores:
-    """The attempts and scores of one model."""
+    """The scores of one evaluated model, with the folder of its record."""
 
     model: EvaluatedModel
     folder: Path
@@ -71,7 +71,7 @@ class ModelScores:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """The result of an evaluation."""
+    """The scores of all models of one `ajet eval`, over the same tasks."""
 
     evaluated: tuple[ModelScores, ...]
     """Scores in the order of the models. The first model is the baseline of the comparison."""

@@ -66,7 +66,7 @@ class LeasedGroup:
 
 @dataclass(slots=True)
 class SamplerCounts:
-    """Numbers of groups, episodes and tokens that one sampler has produced."""
+    """How many groups, episodes and tokens one sampler has produced since its start."""
 
     groups: int = 0
     episodes: int = 0

@@ -22,7 +22,7 @@ CLOSING_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """Facts about the tracked run."""
+    """What a tracker gets to know about its run: names, folder, resumed step and redactor."""
 
     project: str
     name: str
@@ -60,7 +60,7 @@ class Tracker:
         self.run = run
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Receive the numbers of a step or validation. All numbers are finite."""
+        """Receive the numbers of a step or validation by name. All numbers are finite."""
         raise NotImplementedError
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:

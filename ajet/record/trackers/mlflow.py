@@ -66,7 +66,7 @@ class MlflowTracker(Tracker):
             self._client.log_batch(self._id, metrics=metrics)
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
-        """Log a table of sampled episodes."""
+        """Send a table of sampled episodes as the file `episodes/SPLIT-STEP.json`."""
         if data := sample_rows(episodes, outcomes, self.run.redact):
             table = {"columns": list(COLUMNS), "data": data}
             self._client.log_text(self._id, json.dumps(table, ensure_ascii=False), f"episodes/{split}-{step}.json")

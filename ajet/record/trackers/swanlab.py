@@ -77,6 +77,6 @@ class SwanlabTracker(Tracker):
 
 
 def _silence_console() -> None:
-    """Keep SwanLab's messages out of the terminal. No public setting exists."""
+    """Prevent SwanLab from printing its own messages. SwanLab has no public setting for it."""
     with suppress(ImportError, AttributeError):
         import_module("swanlab.sdk.internal.pkg.console").c.quiet = True

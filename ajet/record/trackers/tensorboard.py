@@ -39,5 +39,5 @@ class TensorboardTracker(Tracker):
         self._writer.flush()
 
     def close(self) -> None:
-        """End the writer's thread and close the file."""
+        """End the thread that writes the event file, and close the file."""
         self._writer.close()
