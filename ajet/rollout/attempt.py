@@ -110,7 +110,7 @@ class AttemptResult:
 
     @classmethod
     def of(cls, outcome: WorkflowOutput | Failure) -> AttemptResult:
-        """Return the result of an attempt played by an external agent, from the agent's output or failure."""
+        """Return the result of an attempt that an external agent played, from the agent's output or its failure."""
         return cls(output=outcome) if isinstance(outcome, WorkflowOutput) else cls(failure=outcome)
 
 
@@ -288,6 +288,7 @@ def perform_plain_attempt(attempt: AttemptBase) -> WorkflowOutput:
 
 
 def _make_workflow(attempt: AttemptBase) -> tuple[Any, Collection[str] | None]:
+    """Create the workflow instance. Return it with the names of the agents to train, or None to train all agents."""
     workflow = attempt.workflow_class()
     if isinstance(workflow, Workflow):
         return workflow, workflow.choose_targets(attempt.config) or None
@@ -332,6 +333,9 @@ def _check_output(workflow: Any, output: Any) -> WorkflowOutput:
 
 
 async def _await_output(output: Awaitable[Any], resources: Resources) -> Any:
+    """Await the output of a plain `execute`, then close the attempt's resources on the same event loop, to which they
+    belong.
+    """
     async with aclosing(resources):
         return await output
 

@@ -104,8 +104,9 @@ class AttemptRunner:
             return result
         attempt = self._make_attempt(identity, sampling, result, result.task)
         future = asyncio.wrap_future(self.isolation.start(attempt))
-        line = await self._await_end(attempt, future, stop_signal)
-        is_finished = line is None
+        line_at_stop = await self._await_end(attempt, future, stop_signal)
+        # A line of user code, even an empty one, means that the attempt was stopped before its code ended.
+        is_finished = line_at_stop is None
         result.capture = await call_on_gateway(self._gateway, attempt.close)
         result.ended = time.time()
         result.printed = attempt.printed
@@ -115,7 +116,7 @@ class AttemptRunner:
             else:
                 result.failure = classify_timeout(
                     self._settings.rollout.episode_timeout, result.capture, result.started, result.ended,
-                    shared_loop=self.isolation.shares_loop, stood=line or "",
+                    shared_loop=self.isolation.shares_loop, stood=line_at_stop or "",
                 )  # fmt: skip
             return result
         try:
@@ -154,7 +155,7 @@ class AttemptRunner:
 
         Returns:
             None if the attempt has ended. Otherwise the line of user code at the moment of the timeout, or "" if the
-                line is not known or the attempt was `stop_signal`.
+                line is not known or `stop_signal` stopped the attempt.
         """
         timeout = self._settings.rollout.episode_timeout
         remaining = None if timeout is None else max(0.0, timeout - (time.monotonic() - attempt.since))
@@ -200,6 +201,7 @@ class AttemptRunner:
 
 
 def open_replay(experiment: Experiment) -> RunReplay | None:
+    """Return the recorded run whose tool results are replayed (`environment.replay`), or None if no run is set."""
     environment = experiment.ajet.environment
     on_miss, run_name = environment.replay_miss, environment.replay
     return (
@@ -238,9 +240,9 @@ class EnvironmentInstances:
         return cls(choose_environment(experiment), experiment.ajet.rollout.episode_timeout)
 
     async def enter(self, result: AttemptResult, stop_signal: asyncio.Future[str]) -> None:
-        """Create an instance for the attempt and put it into `played.task`, with the environment's first messages.
+        """Create an instance for the attempt and put it into `result.task`, with the environment's first messages.
 
-        If this fails or is stopped, `played.failure` or `played.aborted` is set instead.
+        If the creation fails or is stopped, `result.failure` or `result.aborted` is set instead.
         """
         task = result.task
         if self._environment is None or task is None:
@@ -267,6 +269,8 @@ class EnvironmentInstances:
             self._start_release(env)
             return
         if self._timeout is not None:
+            # Environment actions must end a little before the episode does, so that a slow environment is blamed for
+            # the delay.
             env.until = result.since + self._timeout - min(MOST_RESERVED_S, RESERVE_S * self._timeout)
 
     def release(self, task: WorkflowTask | None) -> None:
@@ -283,11 +287,13 @@ class EnvironmentInstances:
             self._environment.close()
 
     def _start_release(self, env: GymEnv) -> None:
+        """Release an instance in a thread of its own, because the service may answer slowly."""
         thread = threading.Thread(target=self._release_instance, args=(env,), name="ajet-release", daemon=True)
         self._release_threads.add(thread)
         thread.start()
 
     def _release_instance(self, env: GymEnv) -> None:
+        """Release an instance. A failure is logged once per rollout, because the episode has already ended."""
         try:
             env.release()
         except EnvironmentFailure as problem:
@@ -299,6 +305,9 @@ class EnvironmentInstances:
 
 
 def _wrap_problem(env: GymEnv, problem: Exception) -> BoundaryError:
+    """Return an exception of an environment's start as a BoundaryError: wrapped in EnvironmentFailure unless it is one
+    already.
+    """
     if isinstance(problem, BoundaryError):
         return problem
     failure = EnvironmentFailure(f"the environment {env} could not be started: {type(problem).__name__}: {problem}")
@@ -307,7 +316,9 @@ def _wrap_problem(env: GymEnv, problem: Exception) -> BoundaryError:
 
 
 def _begin_task(task: WorkflowTask, env: GymEnv, state: list[dict[str, Any]]) -> None:
-    """Put the environment and the environment's first messages into the task."""
+    """Put the environment and its first messages into the task. The last message becomes `main_query` if it is plain
+    text.
+    """
     content = state[-1]["content"]
     query = content if isinstance(content, str) else task.task.main_query
     task.task = task.task.model_copy(update={"init_messages": state, "main_query": query})

@@ -42,6 +42,12 @@ class Breaker:
     """
 
     def __init__(self, settings: BreakerConfig, *, on: bool = True) -> None:
+        """Start closed, with no attempts counted.
+
+        Args:
+            settings: `rollout.breaker`: the share of lost attempts that opens the breaker, the window and the patience.
+            on: False: the breaker never opens.
+        """
         self._failure_share = settings.share
         self._window_size = settings.window
         self._patience_s = settings.patience
@@ -100,7 +106,8 @@ class Breaker:
     def report_end(self, failure: Failure | None, *, probe: bool = False, aborted: bool = False) -> None:
         """Count the end of an attempt. Aborted attempts are not counted.
 
-        A doubt is decided as "no outage" once `window` further attempts have ended while the breaker stayed closed.
+        A doubt (a lost attempt of unknown cause) is decided as "no outage" once `window` further attempts have ended
+        while the breaker stayed closed.
 
         Args:
             failure: The attempt's failure. None if the attempt succeeded.
@@ -124,9 +131,7 @@ class Breaker:
                 doubt.set_result(False)
 
     async def _find_outage(self, turn: BreakerTurn, stop_signal: asyncio.Future[str]) -> bool:
-        """Return True if an outage caused the loss of the turn's attempt. Wait for other attempts if that is not known
-        yet.
-        """
+        """Return True if an outage caused the loss of the turn's attempt. May wait for the ends of other attempts."""
         if self._failure_share is None or stop_signal.done():
             return False
         if self.is_open:
@@ -143,6 +148,9 @@ class Breaker:
         return doubt.done() and doubt.result()
 
     def _discard_turn(self, turn: BreakerTurn) -> None:
+        """Stop counting an episode as under way. If none is left, no further end can show an outage: decide all doubts
+        as no outage.
+        """
         self._under_way.discard(turn)
         if not self._under_way:
             self._settle_doubts(False)
@@ -204,11 +212,13 @@ class Breaker:
             self._notify_waiting()
 
     def close_breaker(self) -> None:
+        """Let attempts start again, forget the counted losses, and wake the waiting episodes."""
         self._opened_at = None
         self.recent.clear()
         self._notify_waiting()
 
     def _notify_waiting(self) -> None:
+        """Wake every episode that waits for a change of the breaker's state."""
         # Each change has its own event, so all present waiters wake once and no waiter has to clear a flag.
         self._state_changed.set()
         self._state_changed = asyncio.Event()

@@ -25,6 +25,7 @@ from ajet.schema.errors import ConfigError
 LETTERS_LENGTH, LETTERS_TIMES = 300, 10
 OTHER_LENGTH, OTHER_TIMES = 2_000, 100
 STRIDE, KEY = 50, 24
+"""Characters between two places of the text where `find_loop` searches, and characters compared at each place."""
 _TEMPLATE = re.compile(
     r"<\|(?:im_start|im_end|im_sep|endoftext|eot_id|eom_id|start_header_id|end_header_id|begin_of_text|end_of_text"
     r"|system|user|assistant|end)\|>|<(?:start_of_turn|end_of_turn)>|\[/?INST\]|<</?SYS>>"
@@ -68,7 +69,12 @@ def find_nonsense(message: dict[str, Any]) -> list[str]:
 
 
 def find_loop(text: str) -> tuple[str, int] | None:
-    """Return a piece of the text that repeats too often in a row, and the number of repeats. None: no such piece."""
+    """Return a piece of the text that repeats too often in a row, and the number of repeats. None: no such piece.
+
+    Every STRIDE characters, the next KEY characters are searched further on in the text. The distance to a match is the
+    length of a possible piece, and counting its repeats to both sides decides.
+    """
+    # A longer piece has no room for LETTERS_TIMES repeats in this text.
     longest = len(text) // LETTERS_TIMES
     position = 0
     while position + KEY < len(text):
@@ -84,12 +90,16 @@ def find_loop(text: str) -> tuple[str, int] | None:
             times = (stop - start) // period
             if _is_excessive(piece, times):
                 return piece, times
+            # Go on at the end of these repeats, which keeps the cost linear.
             step = max(step, stop - KEY - position)
         position += step
     return None
 
 
 def _is_excessive(piece: str, times: int) -> bool:
+    """True if a piece repeats often enough in a row to be a loop. A piece without letters may be a table or a ruler, so
+    it may repeat more often.
+    """
     length = times * len(piece)
     if any(character.isalpha() for character in piece):
         return times >= LETTERS_TIMES and length >= LETTERS_LENGTH
@@ -111,6 +121,7 @@ def find_wrong_toolcall(message: dict[str, Any]) -> list[str]:
 
 
 def _is_json_object(arguments: Any) -> bool:
+    """True if a call's arguments are a dict, or text that parses to a JSON object."""
     if isinstance(arguments, dict):
         return True
     try:

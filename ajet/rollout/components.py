@@ -82,8 +82,10 @@ def choose_sampling(settings: AjetConfig, split: Split) -> Sampling:
     rollout = settings.rollout
     longest = rollout.max_response_length_in_one_turn
     if split == "validation":
-        val = rollout.val_kwargs
-        return Sampling(longest, val.temperature if val.do_sample else 0.0, val.top_p, val.top_k)
+        val_settings = rollout.val_kwargs
+        return Sampling(
+            longest, val_settings.temperature if val_settings.do_sample else 0.0, val_settings.top_p, val_settings.top_k
+        )
     return Sampling(longest, rollout.temperature, rollout.top_p, rollout.top_k)
 
 

@@ -91,6 +91,7 @@ class TurnSelector:
             raise JudgeFailure(message, own=True) from None
 
     def _choose_all(self, episode: Episode) -> list[Call]:
+        """Return the episode's calls, with an untrained copy of each step that the user's function rejects."""
         return [
             call
             if not call.is_step or self._should_train(call, episode)
@@ -99,6 +100,7 @@ class TurnSelector:
         ]
 
     def _should_train(self, call: Call, episode: Episode) -> bool:
+        """Return the answer of the user's function for a call. Raises JudgeFailure if the answer is no bool."""
         answer = self._function(call, episode)
         if not isinstance(answer, bool):
             raise JudgeFailure(f"{self._function_name} returned {answer!r:.200}; expected True or False")
@@ -134,6 +136,7 @@ class EpisodeBuilder:
             result.capture = replace(result.capture, calls=choosing.result())
         except Exception as problem:  # noqa: BLE001 - the border where a user's function fails
             result.failure = classify_exception(problem, "judge")
+            # User code is classified as the agent's, but `train_turn` runs after the agent, as part of judging.
             if result.failure.boundary == "agent":
                 result.failure.boundary = "judge"
         return build_episode(identity, result, verdict, self._settings)
@@ -146,8 +149,12 @@ def build_episode(identity: Identity, result: AttemptResult, verdict: Verdict | 
     metadata: dict[str, Any] = {}
     if output:
         warn_of_near_names(output)
-        numbers, rest = _split_metrics(output.log_metrics)
-        metadata = {**(output.model_extra or {}), **({"log_metrics": rest} if rest else {}), **output.metadata}
+        numbers, other_values = _split_metrics(output.log_metrics)
+        metadata = {
+            **(output.model_extra or {}),
+            **({"log_metrics": other_values} if other_values else {}),
+            **output.metadata,
+        }
     if result.aborted or result.failure:
         verdict = None
     if result.failure and not result.aborted:
@@ -218,24 +225,25 @@ def _account_tokens(episode: Episode, settings: AjetConfig) -> tuple[list[Timeli
     """Return the trainable timelines, and the number of all other sampled tokens by reason."""
     if not episode.scored:
         ignored = settings.context_tracker.timeline_merging_policy.ignore_tools
-        lines, untrained = timelines(episode.calls, ignore_tools=ignored)
-        rest = sum(timeline.sampled for timeline in lines)
-        untrained["no_score" if episode.status == "completed" else "failed"] += rest
+        all_timelines, untrained = timelines(episode.calls, ignore_tools=ignored)
+        timeline_tokens = sum(timeline.sampled for timeline in all_timelines)
+        untrained["no_score" if episode.status == "completed" else "failed"] += timeline_tokens
+        # The unary plus drops reasons with a count of 0.
         return [], +untrained
-    lines, untrained = cut_timelines(episode.calls, settings)
+    all_timelines, untrained = cut_timelines(episode.calls, settings)
     selected, too_many = choose(
-        lines, settings.rollout.multi_turn.max_sample_per_task, seed=settings.seed, episode=episode.uuid
+        all_timelines, settings.rollout.multi_turn.max_sample_per_task, seed=settings.seed, episode=episode.uuid
     )
     return list(selected), untrained + too_many
 
 
 def cut_timelines(calls: Sequence[Call], settings: AjetConfig) -> tuple[list[Timeline], Counter[str]]:
-    """Return the timelines of the calls, cut to the longest trainable length, and the other tokens by reason."""
+    """Return the timelines of the calls, cut to the longest trainable length, and the lost tokens' number by reason."""
     ignored = settings.context_tracker.timeline_merging_policy.ignore_tools
-    lines, untrained = timelines(calls, ignore_tools=ignored)
+    cut, untrained = timelines(calls, ignore_tools=ignored)
     longest = settings.data.max_prompt_length + settings.data.max_response_length
-    lines, too_long = cut_over_length(lines, longest)
-    return lines, untrained + too_long
+    cut, too_long = cut_over_length(cut, longest)
+    return cut, untrained + too_long
 
 
 def warn_of_near_names(output: WorkflowOutput) -> None:
@@ -249,16 +257,17 @@ def warn_of_near_names(output: WorkflowOutput) -> None:
 def _split_metrics(metrics: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, float], dict[str, Any]]:
     """Return the finite numbers, with keys `outer/inner` for nested mappings, and all other values."""
     numbers: dict[str, float] = {}
-    rest: dict[str, Any] = {}
+    other_values: dict[str, Any] = {}
     for key, value in metrics.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            inner, others = _split_metrics(value, f"{name}/")
-            numbers |= inner
-            rest |= others
+            inner_numbers, inner_values = _split_metrics(value, f"{name}/")
+            numbers |= inner_numbers
+            other_values |= inner_values
+        # A scalar of numpy or torch has a dtype and no dimensions.
         elif isinstance(value, Real) or (getattr(value, "ndim", None) == 0 and hasattr(value, "dtype")):
             number = float(value)
-            (numbers if math.isfinite(number) else rest)[name] = number
+            (numbers if math.isfinite(number) else other_values)[name] = number
         else:
-            rest[name] = value
-    return numbers, rest
+            other_values[name] = value
+    return numbers, other_values

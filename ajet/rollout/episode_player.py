@@ -79,27 +79,27 @@ class EpisodePlayer:
         turn: BreakerTurn,
     ) -> Episode:
         """Play attempts in a slot until one is not lost to an outage, judge it, and build the episode."""
-        number = 0
+        attempts_before = 0
         while True:
             slot = slots.request()
             try:
                 await wait_first(slot, group.stopped)
                 if group.stopped.done():
-                    result = AttemptResult(aborted=group.stopped.result(), attempts=number)
+                    result = AttemptResult(aborted=group.stopped.result(), attempts=attempts_before)
                 else:
                     group.note_start()
-                    result = await self._play_attempts(group, identity, sampling, turn, number)
+                    result = await self._play_attempts(group, identity, sampling, turn, attempts_before)
             finally:
                 # Before the judge: while an attempt is judged, another episode may play.
                 slots.release(slot)
             verdict, is_reported = await self._judge_attempt(group, identity, result, turn)
             if self._teacher_scorer is not None:
                 await self._teacher_scorer.score_attempt(identity, result, verdict, group.stopped)
-            if result.attempts > number and not is_reported:
+            if result.attempts > attempts_before and not is_reported:
                 turn.report_end(result.failure, aborted=result.aborted is not None)
             if not await turn.was_outage(result.failure, group.stopped):
                 return await self._builder.build(identity, result, verdict, group.stopped)
-            number = result.attempts
+            attempts_before = result.attempts
 
     async def _play_attempts(
         self,

@@ -147,6 +147,8 @@ def classify_exception(problem: BaseException, stage: Stage = "execute", task: T
     cause: BaseException | None = problem
     visited: set[int] = set()
     while cause is not None and id(cause) not in visited:
+        # The outermost BoundaryError in the chain of causes decides, even if user code wrapped it in another
+        # exception.
         if isinstance(cause, BoundaryError):
             is_own = stage == "open" or (stage == "judge" and bool(cause.own))
             policy = cause.boundary == "agent" and stage == "execute"
@@ -177,8 +179,8 @@ def _is_from_outside(problem: BaseException) -> bool:
     visited: set[int] = set()
     cause: BaseException | None = problem
     while cause is not None and id(cause) not in visited:
-        names = [each.__name__ for each in type(cause).__mro__]
-        if isinstance(cause, _OUTSIDE) or any(part in name for part in _OUTSIDE_NAMES for name in names):
+        names = [base.__name__ for base in type(cause).__mro__]
+        if isinstance(cause, _OUTSIDE) or any(word in name for word in _OUTSIDE_NAMES for name in names):
             return True
         if isinstance(
             getattr(cause, "status_code", None), int
@@ -190,10 +192,14 @@ def _is_from_outside(problem: BaseException) -> bool:
 
 
 def find_failure(capture: Capture | None, failure: Failure | None) -> Failure | None:
-    """Return the failure of an attempt from the captured calls and tool uses.
+    """Return the failure of an attempt, judged by its code's failure and by the captured calls and tool uses.
+
+    A failed last model call comes first, then an attempt without any model call, then a tool lost to its environment,
+    then the code's own failure. None: the attempt succeeded, or a check of the output ended it.
 
     Args:
-        failure: The failure of the attempt's code.
+        capture: The attempt's calls and tool uses. None: no session was opened.
+        failure: The failure of the attempt's code. None: the code returned an output.
     """
     if capture is not None and capture.terminated is not None:
         return None
@@ -327,18 +333,20 @@ def measure_places(
         spent[place] += max(0.0, start - cursor)
         spent["engine"] += max(0.0, end - max(start, cursor))
         reply = messages[call.reply] if call.reply is not None else {}
+        # One agent of several may wait for a tool while another one calls the model.
         waiting[call.agent] = bool(reply.get("tool_calls"))
         cursor = max(cursor, end)
         place = "tool" if any(waiting.values()) else "agent"
     spent[place] += max(0.0, ended_at - cursor)
+    # A call that ended within the last 0.05 s was cut off by the end of the attempt.
     unfinished = any(not call.is_delivered and (call.ended or ended_at) >= ended_at - 0.05 for call in calls)
     return spent, "engine" if unfinished else place
 
 
 def _find_engine_error(calls: Sequence[Call]) -> str:
     """Return the error of the call before the last, if the last never ended: the engine failed until the timeout."""
-    *before, last = sorted(calls, key=lambda call: call.started)
-    error = before[-1].error if before and before[-1].finish == "error" else None
+    *earlier_calls, last = sorted(calls, key=lambda call: call.started)
+    error = earlier_calls[-1].error if earlier_calls and earlier_calls[-1].finish == "error" else None
     return error or "" if last.finish == "aborted" else ""
 
 
@@ -371,6 +379,7 @@ _ADVICE_ON_POLICY = (
 
 
 def _was_raised_at_reply(episode: Episode) -> bool:
+    """True if the episode failed in the agent's own code, as with a reply in an unexpected form."""
     return episode.failure is not None and episode.failure.policy
 
 
@@ -387,6 +396,7 @@ def _explain_unawaited(problem: BaseException) -> str:
     file, function = frame.f_code.co_filename, frame.f_code.co_name
     line = _find_assignment(file, name, frame.f_lineno)
     missing = f"an `await` is missing {(f'at {Path(file).name}:{line}' if line else 'at the call that created it')}"
+    # In an `async def` the await alone is missing. A plain function must first become one, or use the blocking client.
     if frame.f_code.co_flags & inspect.CO_COROUTINE:
         return missing
     return (

@@ -106,6 +106,7 @@ class Slots:
                 slot.set_result(None)
 
     def _report_live(self) -> None:
+        """Pass the current value of `live` to the callback `on_live`, if there is one."""
         if self._on_live is not None:
             self._on_live(self.live)
 
@@ -277,5 +278,6 @@ class InflightBatch:
                 self.stop("enough_groups")
 
     def _keep_group(self, group: InflightGroup) -> None:
+        """Mark a closed group as selected and report it to the caller of the batch."""
         self._selected_indexes.add(group.index)
         self.events.put(ClosedGroup(group.build_group()))

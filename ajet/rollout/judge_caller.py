@@ -83,6 +83,9 @@ class AttemptRanker:
         self._start_if_complete()
 
     def _start_if_complete(self) -> None:
+        """Start the comparison once each of the group's attempts waits or has ended. The waiting ones then count as
+        under way again.
+        """
         if (
             self._waiting_attempts
             and len(self._waiting_attempts.keys() | self._ended_repeats) >= self._repeats
@@ -130,7 +133,7 @@ class JudgeCaller:
     async def judge_attempt(
         self, identity: Identity, result: AttemptResult, stop_signal: asyncio.Future[str]
     ) -> Verdict | None:
-        """Return the verdict, or None with `played.failure` or `played.aborted` set. `stop_signal` ends the judging."""
+        """Return the verdict, or None with `result.failure` or `result.aborted` set. `stop_signal` ends the judging."""
         if result.aborted or result.failure:
             return None
         if result.capture is not None and result.capture.checks:
@@ -153,7 +156,7 @@ class JudgeCaller:
     async def _judge_once(
         self, task: WorkflowTask, result: AttemptResult, stop_signal: asyncio.Future[str]
     ) -> Verdict | None:
-        """Call the judge once. Without a verdict `played.failure` or `played.aborted` is set."""
+        """Call the judge once. Without a verdict `result.failure` or `result.aborted` is set."""
         timeout = self._rollout.episode_timeout
         tasks: list[asyncio.Task[Any]] = []
         judged = self._call_judge(task, self._make_judged_output(result), tasks)
@@ -173,6 +176,7 @@ class JudgeCaller:
             verdict = await self._locate_rewards(judging.result(), result)
         except BaseException as problem:  # noqa: BLE001 - the border where a user's judge fails
             result.failure = classify_exception(problem, "judge")
+            # The exception came from the judge's code; only a reward of the workflow's own is the agent's fault.
             if result.failure.boundary == "agent" and not isinstance(problem, RewardFailure):
                 result.failure.boundary = "judge"
             return None
@@ -263,6 +267,7 @@ class JudgeCaller:
             return classify_exception(problem, "judge")
 
     async def _compare_attempts(self, attempts: Mapping[int, JudgeInput], key: str) -> Mapping[int, Verdict]:
+        """Compare the attempts on the judge's own loop and return the verdicts by repeat."""
         return await asyncio.wrap_future(self.loop.submit(self._judge.compare(attempts, key)))
 
     async def find_outage(self) -> Failure | None:
@@ -281,7 +286,7 @@ class JudgeCaller:
         stop_signal: asyncio.Future[str],
         turn: BreakerTurn,
     ) -> Verdict | None:
-        """Return the verdict by comparison, or None with `played.failure` or `played.aborted` set."""
+        """Return the verdict by comparison, or None with `result.failure` or `result.aborted` set."""
         future = ranker.add(identity.repeat, self.make_judge_input(identity, played), turn)
         await wait_first(future, stop_signal)
         if not future.done() and stop_signal.result() == "group_deadline":  # the waiting attempts are compared now
@@ -289,13 +294,13 @@ class JudgeCaller:
         if not future.done():
             played.aborted = stop_signal.result()
             return None
-        result = future.result()
-        if isinstance(result, Failure):
-            played.failure = result
+        verdict_or_failure = future.result()
+        if isinstance(verdict_or_failure, Failure):
+            played.failure = verdict_or_failure
             return None
         assert played.output is not None
         try:
-            verdict = attach_process(result, played.output.process, "the workflow's output")
+            verdict = attach_process(verdict_or_failure, played.output.process, "the workflow's output")
             return await self._locate_rewards(verdict, played)
         except JudgeFailure as problem:
             played.failure = classify_exception(problem, "judge")

@@ -43,12 +43,16 @@ def locate_rewards(verdict: Verdict, capture: Capture | None, decode: Decode | N
         return replace(verdict, turns=())
     calls = [call for call in capture.calls if call.is_step] if capture else []
     uses = capture.tool_uses if capture else []
-    parts = [*_split_list(verdict.turns, calls), *verdict.process]
+    process_rewards = [*_split_list(verdict.turns, calls), *verdict.process]
     messages = capture.messages if capture else []
-    if len(parts) > MAX_PARTS:
-        raise JudgeFailure(f"the judge returned {len(parts)} process rewards for one attempt; the limit is {MAX_PARTS}")
+    if len(process_rewards) > MAX_PARTS:
+        raise JudgeFailure(
+            f"the judge returned {len(process_rewards)} process rewards for one attempt; the limit is {MAX_PARTS}"
+        )
     all_calls = capture.calls if capture else []
-    rewards = [_locate_part(part, calls, all_calls, uses, messages, decode) for part in parts]
+    rewards = [
+        _locate_part(process_reward, calls, all_calls, uses, messages, decode) for process_reward in process_rewards
+    ]
     return replace(verdict, turns=(), process=tuple(rewards))
 
 
@@ -106,17 +110,18 @@ def _locate_part(
     return part.model_copy(update={"tokens": tuple(spans)})
 
 
-def _get_part(things: Sequence[T], number: int, what: str) -> T:
-    """Return the numbered part of the attempt. Raises JudgeFailure, naming `what`, if there are fewer parts."""
-    if not 0 <= number < len(things):
+def _get_part(parts: Sequence[T], number: int, kind: str) -> T:
+    """Return the numbered part of the attempt. Raises JudgeFailure, naming the `kind`, if there are fewer parts."""
+    if not 0 <= number < len(parts):
         raise JudgeFailure(
-            f"the judge returned a process reward for {what} number {number} (counted from 0), but the attempt "
-            f"has {len(things)}"
+            f"the judge returned a process reward for {kind} number {number} (counted from 0), but the attempt "
+            f"has {len(parts)}"
         )
-    return things[number]
+    return parts[number]
 
 
 def _make_reply_span(call: Call) -> ReplySpan:
+    """Return the span of all sampled tokens of a call's reply."""
     return ReplySpan(call.index, 0, int(call.response_ids.size))
 
 
@@ -129,24 +134,27 @@ def _find_requesting_call(
     """
     for call in all_calls if use.call_id else ():
         requested = messages[call.reply].get("tool_calls") if call.reply is not None else None
-        if isinstance(requested, list) and any(each.get("id") == use.call_id for each in requested):
+        if isinstance(requested, list) and any(tool_call.get("id") == use.call_id for tool_call in requested):
             if not call.trained:
                 raise JudgeFailure(
                     f"the judge returned a process reward for a use of the tool {use.name}, which an untrained "
                     "agent requested"
                 )
             return call
-    before = [call for call in calls if call.ended <= use.started]
-    if not before:
+    earlier_calls = [call for call in calls if call.ended <= use.started]
+    if not earlier_calls:
         raise JudgeFailure(
             f"the judge returned a process reward for a use of the tool {use.name}, which no trained call requested"
         )
-    return before[-1]
+    return earlier_calls[-1]
 
 
 def _find_text(part: ProcessReward, calls: Sequence[Call], decode: Decode) -> ReplySpan:
+    """Return the first place of the text in the trained replies, or in the reply of `part.step`. Raises JudgeFailure
+    without one.
+    """
     for call in calls if part.step is None else [_get_part(calls, part.step, "call")]:
         if (span := span_of_text(decode, call.response_ids, part.text)) is not None:
             return ReplySpan(call.index, *span)
-    place = "no reply" if part.step is None else f"the reply of call {part.step}"
-    raise JudgeFailure(f"the judge returned a process reward for the text {part.text[:80]!r}, which {place} contains")
+    mismatch = "no reply contains" if part.step is None else f"the reply of call {part.step} does not contain"
+    raise JudgeFailure(f"the judge returned a process reward for the text {part.text[:80]!r}, which {mismatch}")

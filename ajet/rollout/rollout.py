@@ -334,7 +334,7 @@ def _list_remaining(
     remaining = [
         (order, task, [repeat for repeat in range(repeats) if (order, repeat) not in finished]) for order, task in tasks
     ]
-    return [each for each in remaining if each[2]]
+    return [entry for entry in remaining if entry[2]]
 
 
 def _end_events(batch: InflightBatch, future: Future[None]) -> None:
@@ -347,6 +347,7 @@ def _end_events(batch: InflightBatch, future: Future[None]) -> None:
 
 
 def _stop_groups(groups: list[InflightGroup]) -> None:
+    """Abort the running episodes of the groups."""
     for group in groups:
         group.stop("interrupted")
 

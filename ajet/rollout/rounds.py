@@ -103,14 +103,19 @@ class RoundEngine(EngineWrapper):
             return
         batch = sorted(self._waiting_requests, key=lambda waiting: waiting.request.key[1:])
         self._waiting_requests = []
-        self.rounds.append([(w.request.key.task, w.request.key.repeat, w.request.key.call) for w in batch])
-        parts: dict[asyncio.AbstractEventLoop, list[_WaitingRequest]] = {}
+        self.rounds.append(
+            [
+                (waiting_request.request.key.task, waiting_request.request.key.repeat, waiting_request.request.key.call)
+                for waiting_request in batch
+            ]
+        )
+        requests_by_loop: dict[asyncio.AbstractEventLoop, list[_WaitingRequest]] = {}
         for waiting in batch:
-            parts.setdefault(waiting.loop, []).append(waiting)
-        arrival = _RoundArrival(self._engine, len(parts))
-        for loop, part in parts.items():
+            requests_by_loop.setdefault(waiting.loop, []).append(waiting)
+        arrival = _RoundArrival(self._engine, len(requests_by_loop))
+        for loop, requests in requests_by_loop.items():
             try:
-                loop.call_soon_threadsafe(arrival.admit, loop, part)
+                loop.call_soon_threadsafe(arrival.admit, loop, requests)
             except RuntimeError:  # the loop is closed, and the waiting requests ended with the loop
                 arrival.note_arrival()
 
@@ -127,9 +132,9 @@ class _RoundArrival:
         if hold_engine is not None:
             self._engine_holds.enter_context(hold_engine())
 
-    def admit(self, loop: asyncio.AbstractEventLoop, part: list[_WaitingRequest]) -> None:
+    def admit(self, loop: asyncio.AbstractEventLoop, requests: list[_WaitingRequest]) -> None:
         """Admit the requests in order. Each reaches the engine before the loop runs `note_arrival`."""
-        for waiting in part:
+        for waiting in requests:
             waiting.admit()
         loop.call_soon(self.note_arrival)
 

@@ -68,6 +68,7 @@ class LoopThread:
             self.thread.join(timeout)
 
     def _run_loop(self) -> None:
+        """Run the loop until `stop`, then cancel its remaining tasks and close it."""
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
@@ -78,11 +79,11 @@ class LoopThread:
 
 async def cancel_remaining(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel all tasks of the loop, which must be running, and wait up to CANCEL_TIMEOUT."""
-    rest = asyncio.all_tasks(loop) - {asyncio.current_task()}
-    for task in rest:
+    remaining = asyncio.all_tasks(loop) - {asyncio.current_task()}
+    for task in remaining:
         task.cancel()
-    if rest:
-        await asyncio.wait(rest, timeout=CANCEL_TIMEOUT)
+    if remaining:
+        await asyncio.wait(remaining, timeout=CANCEL_TIMEOUT)
     await loop.shutdown_asyncgens()
 
 
@@ -173,6 +174,7 @@ class UserLoop:
                 self.loop.call_soon_threadsafe(self._cancel_all)
 
     def _run_loop(self) -> None:
+        """Run the loop until `close`, also after user code has tried to end the program."""
         asyncio.set_event_loop(self.loop)
         while not self._is_closing.is_set():
             with contextlib.suppress(SystemExit, KeyboardInterrupt):  # raised by a task of user code
@@ -180,8 +182,10 @@ class UserLoop:
         self.loop.close()
 
     def _cancel_all(self) -> None:
+        """Cancel all tasks and stop the loop soon after."""
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
+        # The cancelled tasks get a moment for their cleanup.
         self.loop.call_later(0.1, self.loop.stop)
 
     def _watch_tasks(self) -> None:
@@ -189,6 +193,7 @@ class UserLoop:
         sent = received = 0
         logged: asyncio.Task[Any] | None = None
 
+        # A blocked loop does not run this callback, so `received` falls behind `sent`.
         def beat() -> None:
             nonlocal received
             received = sent
@@ -209,6 +214,7 @@ class UserLoop:
                 self._log_blocking_line()
 
     def _log_blocking_line(self) -> None:
+        """Log the user's line that blocks the loop, and the library line below it."""
         frame = sys._current_frames().get(self.thread.ident or 0)
         if frame is None:
             return

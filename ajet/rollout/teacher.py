@@ -55,9 +55,9 @@ class TeacherScorer:
     async def score_attempt(
         self, identity: Identity, result: AttemptResult, verdict: Verdict | None, stop_signal: asyncio.Future[str]
     ) -> None:
-        """Store the teacher's log-probabilities in the calls of `played.capture`.
+        """Store the teacher's log-probabilities in the calls of `result.capture`.
 
-        If that fails or is stopped, `played.failure` or `played.aborted` is set. Only attempts of the training split
+        If that fails or is stopped, `result.failure` or `result.aborted` is set. Only attempts of the training split
         with a reward are scored.
         """
         capture = result.capture
@@ -79,11 +79,19 @@ class TeacherScorer:
             result.failure = classify_exception(problem, "judge")
 
     async def _score_calls(self, calls: Sequence[Call]) -> list[Call]:
-        lines, _ = cut_timelines(calls, self._settings)
-        rows = [np.full(call.response_ids.size, np.nan, np.float32) for call in calls]
-        for line, logprobs in zip(lines, await self._teacher.logprobs(lines), strict=True):
-            for span in line.spans:
+        """Return the calls with a teacher log-probability for each sampled token, NaN where no timeline trains the
+        token.
+
+        Positions in a timeline count the prompt's tokens too (prefix and suffix), which are subtracted for the reply.
+        """
+        trained_timelines, _ = cut_timelines(calls, self._settings)
+        teacher_logprobs = [np.full(call.response_ids.size, np.nan, np.float32) for call in calls]
+        for timeline, logprobs in zip(trained_timelines, await self._teacher.logprobs(trained_timelines), strict=True):
+            for span in timeline.spans:
                 call = calls[span.call]
                 start = span.start - call.prefix - call.suffix_ids.size
-                rows[span.call][start : start + span.stop - span.start] = logprobs[span.start : span.stop]
-        return [replace(call, teacher=row) for call, row in zip(calls, rows, strict=True)]
+                teacher_logprobs[span.call][start : start + span.stop - span.start] = logprobs[span.start : span.stop]
+        return [
+            replace(call, teacher=logprobs_of_call)
+            for call, logprobs_of_call in zip(calls, teacher_logprobs, strict=True)
+        ]

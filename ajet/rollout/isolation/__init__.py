@@ -88,6 +88,7 @@ def require_isolable(experiment: Experiment, workflow_class: type[Any]) -> None:
 
 
 def _find_class(experiment: Experiment) -> type[Any]:
+    """Return the isolation class named by `rollout.isolation`. Raises UserError if it lacks a method of `Isolation`."""
     return resolve_class(
         experiment.ajet.rollout.isolation,
         "isolation",

@@ -113,14 +113,14 @@ def _to_json(value: Any, depth: int, encode_object: Callable[[Any], str]) -> Any
     if isinstance(value, Mapping):
         # A mapping with a single key `$…` would be read as an encoded type, so it is written as `$map`.
         if all(type(key) is str for key in value) and not (len(value) == 1 and next(iter(value)).startswith("$")):
-            return {key: _to_json(item, depth + 1, encode_object) for key, item in value.items()}
+            return {key: _to_json(element, depth + 1, encode_object) for key, element in value.items()}
         rows = [
-            [_to_json(key, depth + 1, encode_object), _to_json(item, depth + 1, encode_object)]
-            for key, item in value.items()
+            [_to_json(key, depth + 1, encode_object), _to_json(element, depth + 1, encode_object)]
+            for key, element in value.items()
         ]
         return {"$map": rows}
     if isinstance(value, (list, tuple, AbstractSet)):
-        items = [_to_json(item, depth + 1, encode_object) for item in value]
+        items = [_to_json(element, depth + 1, encode_object) for element in value]
         if isinstance(value, list):
             return items
         return {"$tuple" if isinstance(value, tuple) else "$set" if isinstance(value, set) else "$frozenset": items}
@@ -149,7 +149,7 @@ _DECODERS: Mapping[str, Callable[[Any], Any]] = {
 def _from_json(tree: Any) -> Any:
     """Return the value that `_to_json` encoded."""
     if isinstance(tree, list):
-        return [_from_json(item) for item in tree]
+        return [_from_json(element) for element in tree]
     if not isinstance(tree, dict):
         return tree
     if len(tree) == 1:
@@ -158,7 +158,7 @@ def _from_json(tree: Any) -> Any:
             if name not in _DECODERS:
                 raise ValueError(f"{name[:40]} is not a known kind of value")
             return _DECODERS[name](inner)
-    return {key: _from_json(item) for key, item in tree.items()}
+    return {key: _from_json(element) for key, element in tree.items()}
 
 
 def _make_key(tree: Any) -> Any:
@@ -168,8 +168,10 @@ def _make_key(tree: Any) -> Any:
 
 
 def _refuse_object(value: Any) -> NoReturn:
+    """Raise TypeError for an object without a JSON form. `repr` is used in its place where a text suffices."""
     raise TypeError(f"an object of the class {type(value).__qualname__}, which cannot be encoded as JSON")
 
 
 def _refuse_constant(text: str) -> NoReturn:
+    """Raise ValueError for NaN and Infinity, which `json.loads` accepts although they are no JSON numbers."""
     raise ValueError(f"{text} is not a JSON number")

@@ -115,6 +115,7 @@ def pack_attempt(task: WorkflowTask, config: View | None, started_at: float) -> 
 
 
 def _refuse_task(why: str) -> EpisodeError:
+    """Return the error for a task that cannot be sent to a worker. `why` follows a colon in the message."""
     return make_error("no_data", f"the task cannot be sent to the workflow's process: {why}", boundary="ajet")
 
 
@@ -153,6 +154,7 @@ def decode_reply(kind: str, body: Any) -> Any:
 
 def encode_request(kind: str, value: Any) -> bytes:
     """Encode the body of a request. Raises TypeError for non-string names."""
+    # User code chooses these names, and a name of another type would be refused as invalid by the rollout's process.
     names = value[:1] if kind == "replay" else value or () if kind in ("endpoint", "open") else ()
     if not all(isinstance(name, str) for name in names if name is not None):
         raise TypeError(
@@ -251,12 +253,14 @@ def decode_failure(body: Any) -> Failure:
 
 
 def _check_texts(values: Any) -> list[Any]:
+    """Return the values as a list. Raises ValueError unless they are a list or tuple of strings."""
     if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
         raise ValueError("no texts")
     return list(values)
 
 
 def _bound_changes(changes: list[str]) -> list[str]:
+    """Return at most MAX_CHANGES descriptions, each of at most MAX_CHANGE_CHARS characters and a note of the cut."""
     return [keep_head(change, MAX_CHANGE_CHARS) for change in changes[:MAX_CHANGES]]
 
 
@@ -265,6 +269,9 @@ def _encode_endpoint(endpoint: Endpoint) -> dict[str, str]:
 
 
 def _encode_env(env: Any) -> dict[str, Any]:
+    """Return the JSON form of an environment instance, by which a worker reaches the same instance. Raises TypeError
+    for others.
+    """
     if not isinstance(env, GymEnv):
         raise TypeError(
             f"workflow_task.gym_env is an object of the class {type(env).__qualname__}, which cannot be encoded as JSON"
@@ -274,6 +281,7 @@ def _encode_env(env: Any) -> dict[str, Any]:
 
 
 def _decode_env(body: Any) -> GymEnv:
+    """Return a client of the environment instance that `_encode_env` described. It creates no new instance."""
     env = GymEnv(EnvService(**body["service"]), body["task_id"])
     env.instance_id, env.over_at = body["instance_id"], body["over_at"]
     return env

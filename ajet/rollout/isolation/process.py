@@ -66,9 +66,12 @@ class ProcessIsolation(WorkerPool):
         self._place_waiting()
 
     def _note_change(self, worker: WorkerHandle) -> None:
+        """Store a worker whose attempt has ended as idle, or replace it if the attempt left it changed. Forget an ended
+        worker.
+        """
         if worker.is_over:
             with self._lock:
-                self._idle = [each for each in self._idle if each is not worker]
+                self._idle = [idle_worker for idle_worker in self._idle if idle_worker is not worker]
         elif worker.is_accepting and not worker.playing_count:  # the worker's attempt has ended
             if self.keeps_workers and worker.is_alive and not worker.changes:
                 worker.forget_output()

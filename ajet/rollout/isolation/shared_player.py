@@ -55,11 +55,13 @@ class LoopIsolation:
         return cls()
 
     def __init__(self) -> None:
+        """Start the first event loop, without attempts."""
         import openai.resources.chat.completions  # noqa: F401 - the import takes seconds and would block the loop
 
         self._lock = threading.Lock()
         self.loops = [_open_loop()]
         self._running_attempts: dict[AttemptBase, tuple[Future[WorkflowOutput], UserLoop]] = {}
+        # Plays the attempts whose `execute` is a plain function.
         self._threads = ThreadIsolation()
         self._attempt_tasks: dict[AttemptBase, asyncio.Task[Any]] = {}
         self._stopped_attempts: WeakSet[AttemptBase] = WeakSet()
@@ -127,11 +129,17 @@ class LoopIsolation:
             loop.close()
 
     def _has_attempts(self, loop: UserLoop) -> bool:
-        return any(each is loop for _, each in self._running_attempts.values()) or any(
+        """True if an attempt was started on the loop and has not ended, or its task still runs after a stop. The caller
+        holds the lock.
+        """
+        return any(loop_of_attempt is loop for _, loop_of_attempt in self._running_attempts.values()) or any(
             map(loop.owns_task, self._attempt_tasks.values())
         )
 
     async def _run_attempt(self, attempt: AttemptBase) -> WorkflowOutput:
+        """Perform the attempt as a task of this loop, and forget the task at its end, also if it outlives the attempt's
+        future.
+        """
         task = asyncio.current_task()
         assert task is not None
         with self._lock:
@@ -179,6 +187,9 @@ class SharedPlayer:
     """Plays many attempts at the same time with the workflow of one setup."""
 
     def __init__(self, channel: WorkerChannel, setup: WorkerSetup) -> None:
+        """Open the worker's event loop. The workflow is imported with the first attempt, whose end then reports a
+        failed import.
+        """
         self._channel, self._setup = channel, setup
         self._loop = _AttemptLoop(self, channel.owner)
         self._attempts: dict[int, tuple[SharedAttempt, Future[WorkflowOutput]]] = {}
@@ -248,6 +259,9 @@ class SharedPlayer:
         self._send_end(attempt.number, attempt, outcome)
 
     def _send_end(self, number: int, attempt: SharedAttempt | None, outcome: WorkflowOutput | Failure) -> None:
+        """Send the attempt's remaining output and its end to the rollout. `attempt` is None if it could
+        not be created.
+        """
         self._attempts.pop(number, None)
         if attempt is not None:
             attempt.flush()
@@ -258,6 +272,7 @@ class _AttemptThreads(ThreadIsolation):
     """Threads of attempts whose `execute` is a plain function."""
 
     def _run_attempt(self, attempt: AttemptBase, *more: Any) -> None:
+        """Run the attempt as the base class does, with its printed text assigned to it."""
         assert isinstance(attempt, SharedAttempt)
         current_attempt.set(attempt)
         super()._run_attempt(attempt, *more)
@@ -272,6 +287,9 @@ class _AttemptLoop(LoopIsolation):
         self._player, self._owner = player, owner
 
     async def _run_attempt(self, attempt: AttemptBase) -> WorkflowOutput:
+        """Run the attempt as the base class does, with its printed text assigned to it, and tell the player when its
+        task has ended.
+        """
         assert isinstance(attempt, SharedAttempt)
         current_attempt.set(attempt)
         try:
@@ -374,5 +392,7 @@ def open_shared_player(channel: WorkerChannel, setup: WorkerSetup) -> Iterator[S
 
 
 def _replace_output() -> None:
-    # A separate function, because type checkers then treat `sys.stderr` as a text stream.
+    """Send what attempts print to the rollout. A function of its own, because type checkers then treat `sys.stderr` as
+    a text stream.
+    """
     sys.stdout, sys.stderr = AttemptOutput(sys.stdout), AttemptOutput(sys.stderr)

@@ -86,6 +86,7 @@ class ThreadIsolation:
             self.stop(attempt)
 
     def _run_attempt(self, attempt: AttemptBase, running: _RunningAttempt, future: Future[WorkflowOutput]) -> None:
+        """Run the attempt in this thread and put its output or exception into the future."""
         running.thread = threading.get_ident()
         try:
             if is_plain_attempt(attempt):

@@ -76,6 +76,7 @@ def main() -> None:
 
 @contextmanager
 def _open_player(channel: WorkerChannel, setup: WorkerSetup) -> Iterator[Player]:
+    """Yield the worker's player: for many attempts on one loop, or for one attempt at a time."""
     if setup.shared:
         from ajet.rollout.isolation.shared_player import open_shared_player
 
@@ -162,6 +163,9 @@ class SinglePlayer:
     """Plays attempts one after another."""
 
     def __init__(self, channel: WorkerChannel, setup: WorkerSetup) -> None:
+        """Prepare the player and set the ambient endpoint in this process's environment, for code that runs between
+        attempts.
+        """
         self._channel, self._setup = channel, setup
         self._attempt: WorkerAttempt | None = None
         """The current attempt, or the last attempt."""
@@ -175,14 +179,16 @@ class SinglePlayer:
         The result includes the changes that the attempt left in this process.
         """
         self._channel.begin(order.about)
-        before, outcome = self._play_attempt(order.about, *decode_attempt(order.body))
+        state_before, outcome = self._play_attempt(order.about, *decode_attempt(order.body))
         with suppress(OSError, ValueError):  # user code may have closed the stream
             sys.stdout.flush()
         enter_attempt(self._setup.ambient)
-        self._channel.end(order.about, encode_end(outcome, before.find_changes() if before is not None else []))
+        self._channel.end(
+            order.about, encode_end(outcome, state_before.find_changes() if state_before is not None else [])
+        )
 
     def locate(self, number: int) -> str:
-        """Return the current line of user code of the attempt, or ""."""
+        """Return the current line of user code, or "". The number is ignored: there is only one attempt at a time."""
         return locate_code(threading.main_thread().ident, self._task)
 
     def close_resources(self) -> Sequence[threading.Thread]:
@@ -194,7 +200,7 @@ class SinglePlayer:
     ) -> tuple[ProcessState | None, WorkflowOutput | Failure]:
         """Return the process state before the attempt (None if the import failed), and the output or failure."""
         attempt: WorkerAttempt | None = None
-        before: ProcessState | None = None
+        state_before: ProcessState | None = None
         owner = self._channel.owner
         try:
             with exit_forks(owner):
@@ -203,18 +209,21 @@ class SinglePlayer:
                 )
                 from ajet.workflow import tuner  # noqa: F401 - the import must not count as a change of the attempt
 
-                before = ProcessState.capture()
+                state_before = ProcessState.capture()
                 attempt = WorkerAttempt(
                     self._channel, number, workflow_class, task, config, started_at, enter=enter_attempt
                 )
                 self._attempt, self._task = attempt, None
                 if is_plain_attempt(attempt):
-                    return before, perform_plain_attempt(attempt)
-                return before, asyncio.run(self._perform_on_loop(attempt))
+                    return state_before, perform_plain_attempt(attempt)
+                return state_before, asyncio.run(self._perform_on_loop(attempt))
         except BaseException as problem:  # noqa: BLE001 - the border where user code runs
-            return before, classify_exception(problem, attempt.stage if attempt else "construct", task.task)
+            return state_before, classify_exception(problem, attempt.stage if attempt else "construct", task.task)
 
     async def _perform_on_loop(self, attempt: WorkerAttempt) -> WorkflowOutput:
+        """Perform an async `execute` on the running loop. A process forked by user code ends here, within the loop's
+        task.
+        """
         asyncio.get_running_loop().set_default_executor(DaemonThreads())
         self._task = asyncio.current_task()
         with exit_forks(self._channel.owner):
@@ -256,8 +265,10 @@ class ProcessState:
         changes = []
         if _find_folder() != self.folder:
             changes.append(f"the working directory ({_find_folder() or 'deleted'})")
-        now = dict(os.environ)
-        names = sorted(name for name in {*now, *self.environment} if now.get(name) != self.environment.get(name))
+        environment = dict(os.environ)
+        names = sorted(
+            name for name in {*environment, *self.environment} if environment.get(name) != self.environment.get(name)
+        )
         if names:
             changes.append(f"the environment ({_join_names(names)})")
         threads = [thread.name for thread in threading.enumerate() if thread not in self.threads]
@@ -272,6 +283,7 @@ class ProcessState:
 
 
 def _find_folder() -> str | None:
+    """Return the working directory, or None if it was deleted."""
     try:
         return os.getcwd()
     except OSError:
@@ -283,8 +295,8 @@ def _find_output_files() -> tuple[tuple[int, int] | None, ...]:
     identities: list[tuple[int, int] | None] = []
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
-            about = os.fstat(number)
-            identities.append(None if stream is None or stream.closed else (about.st_dev, about.st_ino))
+            status = os.fstat(number)
+            identities.append(None if stream is None or stream.closed else (status.st_dev, status.st_ino))
         except OSError:
             identities.append(None)
     return tuple(identities)
@@ -305,6 +317,7 @@ def _find_children() -> list[int]:
 
 
 def _join_names(names: list[str]) -> str:
+    """Return the first MAX_NAMED names, separated by commas, and the number of the others."""
     return ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
 
 

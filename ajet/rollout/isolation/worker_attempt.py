@@ -91,6 +91,9 @@ class RemoteReplay:
         return schemas
 
     def _ask_replay(self, kind: str, value: Any) -> Any:
+        """Send a request about the recorded run. A missing record, reported as a failure, is raised as ReplayMissError
+        again.
+        """
         try:
             return self._endpoints.ask(kind, value)
         except EpisodeError as problem:
@@ -169,6 +172,7 @@ def encode_end(outcome: WorkflowOutput | Failure, changes: list[str]) -> bytes:
 
 
 def _refuse_output(why: str, changes: list[str]) -> bytes:
+    """Return the body of `ended` for an output that cannot be sent: the attempt fails for the reason `why`."""
     return encode_failure(make_error("wrong_type", why).failure, changes)
 
 

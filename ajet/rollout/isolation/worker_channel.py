@@ -51,6 +51,9 @@ class OutputTail:
         return text, removed
 
     def _join_parts(self) -> str:
+        """Return the last OUTPUT_CHARS characters of the text, and count the dropped ones. The text may be added to
+        meanwhile.
+        """
         parts = []
         with suppress(IndexError):
             while True:
@@ -77,6 +80,7 @@ class WorkerChannel:
     """The channel of this worker. Thread-safe."""
 
     def __init__(self, descriptor: int) -> None:
+        """Wrap the socket with this descriptor. Processes that user code starts or forks get no access to it."""
         os.set_inheritable(descriptor, False)
         self._descriptor = descriptor
         self.channel = MessageChannel(descriptor, descriptor)
@@ -159,6 +163,9 @@ class WorkerChannel:
                 reply.set_exception(_make_over_error())
 
     def _read_messages(self) -> None:
+        """Read until the channel fails: pass orders to the main thread, replies to their requests, and the error to the
+        main thread.
+        """
         try:
             while True:
                 message = self.channel.receive()
@@ -170,6 +177,7 @@ class WorkerChannel:
             self._orders.put(problem)
 
     def _deliver_reply(self, message: Message) -> None:
+        """Set a reply as the result of its attempt's oldest open request. It is dropped if the attempt has ended."""
         with self._waiting_lock:
             waiting = self._open_requests.get(message.about)
             reply = waiting.popleft() if waiting else None
@@ -177,6 +185,9 @@ class WorkerChannel:
             reply.set_result(message)
 
     def _send_output(self) -> None:
+        """Write the queued output unless another thread holds the send lock: that thread calls this method after its
+        send.
+        """
         while self._output and self.sending.acquire(blocking=False):
             try:
                 self._write_output()
@@ -184,6 +195,7 @@ class WorkerChannel:
                 self.sending.release()
 
     def _write_output(self) -> None:
+        """Write the queued output. The caller holds the send lock."""
         while self._output:
             stream = self._output.popleft()
             stream.is_queued = False  # before taking the tail, because later output queues the stream again
@@ -208,4 +220,5 @@ def read_reply(kind: str, reply: Message) -> Any:
 
 
 def _make_over_error() -> EpisodeError:
+    """Return the error for a request of an attempt that has ended."""
     return make_error("stopped", "its episode has ended", boundary="ajet")

@@ -59,6 +59,9 @@ class _InflightAttempt:
     """The number of characters printed before `printed`."""
 
     def add_printed(self, text: str, removed_chars: int) -> None:
+        """Append printed text, of which `removed_chars` were lost before, and store the end of the output with the
+        attempt.
+        """
         joined = self.printed + text
         self.printed = joined[-OUTPUT_CHARS:]
         self.dropped += removed_chars + len(joined) - len(self.printed)
@@ -193,7 +196,9 @@ class WorkerHandle:
             self._process.forget_output()
 
     def _run_worker(self) -> None:
-        """Start the process and send the queued messages."""
+        """Start the process, then send the queued attempts and cancellations until the queue ends. Runs in the handle's
+        own thread.
+        """
         try:
             process = WorkerProcess(self._setup, self._start_process)
             with self._lock:  # before handling messages: an end is recorded with the process's output
@@ -207,12 +212,12 @@ class WorkerHandle:
         if not is_wanted:
             process.kill()
         settings: object = None
-        while (item := self._outgoing.get()) is not None:
+        while (order := self._outgoing.get()) is not None:
             with suppress(OSError):  # the process is gone, as the receiving thread will notice
-                if isinstance(item, int):
-                    process.send(item, "stop", encode_value(None))
-                elif self._send_attempt(process, item, with_settings=item.attempt.config is not settings):
-                    settings = item.attempt.config if self._setup.shared else None
+                if isinstance(order, int):
+                    process.send(order, "stop", encode_value(None))
+                elif self._send_attempt(process, order, with_settings=order.attempt.config is not settings):
+                    settings = order.attempt.config if self._setup.shared else None
 
     def _send_attempt(self, process: WorkerProcess, inflight: _InflightAttempt, *, with_settings: bool) -> bool:
         """Send an attempt, `with_settings` if the worker needs the configuration. Return True if the attempt was
@@ -272,6 +277,9 @@ class WorkerHandle:
             self._answer_request(process, inflight.attempt, message)
 
     def _read_end(self, message: Message) -> AttemptEnd:
+        """Return the end of an attempt. In a shared worker an unreadable end fails only this attempt; otherwise
+        ValueError is raised.
+        """
         try:
             return decode_end(message.body)
         except ValueError as problem:
@@ -306,6 +314,7 @@ class WorkerHandle:
         process.send(message.about, "ok", encode_reply(message.kind, answer))
 
     def _log_warning(self, text: str, removed_chars: int) -> None:
+        """Log the end of a warning printed in a worker: each text once, and at most _MAX_WARNINGS texts per pool."""
         text = keep_tail(text, OUTPUT_CHARS, dropped=removed_chars).strip()
         if text not in self._logged_warnings and len(self._logged_warnings) < _MAX_WARNINGS:
             self._logged_warnings.add(text)
@@ -352,6 +361,7 @@ class WorkerHandle:
         self._close_if_done()
 
     def _store_output(self, inflight: _InflightAttempt) -> None:
+        """Store the process's output with the attempt, unless attempts share the process and thus its output."""
         if not self._setup.shared:
             inflight.attempt.printed = inflight.attempt.printed or self.output()
 
@@ -363,6 +373,9 @@ class WorkerHandle:
             process.kill()
 
     def _fail_start(self, problem: Exception) -> None:
+        """Fail the attempts because the process could not be started. A full system may recover, so that failure is
+        retryable.
+        """
         if isinstance(problem, OSError | RuntimeError):  # the system has no more processes, descriptors or threads
             self._fail_all(f"the worker process could not be started: {problem}", retryable=True)
             return
@@ -377,11 +390,11 @@ class WorkerHandle:
                 them may have ended the process.
         """
         unfinished = self._mark_over()
-        others = f" (it ran {len(unfinished)} episodes at the time)" if len(unfinished) > 1 else ""
+        parallel_note = f" (it ran {len(unfinished)} episodes at the time)" if len(unfinished) > 1 else ""
         head, _, output = why.partition("\n")
         is_retryable = self._setup.shared if retryable is None else retryable
         for inflight in unfinished:
-            message = "\n".join(filter(None, (head + others, inflight.printed.strip(), output)))
+            message = "\n".join(filter(None, (head + parallel_note, inflight.printed.strip(), output)))
             if is_retryable:
                 problem = EpisodeError(Failure("ajet", "process_died", message, retryable=True))
             else:
@@ -426,6 +439,7 @@ def _call_attempt(attempt: LocalAttempt, kind: str, request: Any) -> Any:
 
 
 def _set_outcome(future: Future[WorkflowOutput], outcome: WorkflowOutput | Exception) -> None:
+    """Set the result or the exception of a future, unless the rollout has cancelled it."""
     if not future.set_running_or_notify_cancel():  # the rollout no longer waits for the future
         return
     if isinstance(outcome, Exception):

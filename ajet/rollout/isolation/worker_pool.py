@@ -42,6 +42,7 @@ class WorkerPool(ABC):
         find_setup(workflow_class, experiment, Endpoint("", ""))
 
     def __init__(self, setup: WorkerSetup) -> None:
+        """Start without workers. `setup` is sent to each new worker."""
         self._setup = setup
         self._lock = threading.RLock()
         self._workers: list[WorkerHandle] = []
@@ -79,9 +80,9 @@ class WorkerPool(ABC):
         """Cancel the attempt, or kill the attempt's process, as `WorkerHandle.stop` does."""
         with self._lock:
             worker = self._worker_of.pop(attempt, None)
-            waiting = [each for each in self._waiting_attempts if each[0] is attempt]
-            for each in waiting:
-                self._waiting_attempts.remove(each)
+            waiting = [entry for entry in self._waiting_attempts if entry[0] is attempt]
+            for entry in waiting:
+                self._waiting_attempts.remove(entry)
         if worker is not None:
             worker.stop(attempt)
         _fail_stopped(waiting)
@@ -115,20 +116,25 @@ class WorkerPool(ABC):
         """React to a worker's first message, the end of an attempt in the worker, and the end of the process."""
         if worker.is_over:
             with self._lock:
-                self._workers = [each for each in self._workers if each is not worker]
+                self._workers = [open_worker for open_worker in self._workers if open_worker is not worker]
         self._place_waiting()
 
     def _place_waiting(self) -> None:
+        """Start waiting attempts, the oldest first, until `_choose_worker` has no worker for the next."""
         with self._lock:
             while self._waiting_attempts and not self._closed and (worker := self._choose_worker()) is not None:
                 attempt, future = self._waiting_attempts[0]
+                # A refusal means that the worker has just closed; the loop then chooses another one.
                 if worker.begin(attempt, future):
                     self._waiting_attempts.popleft()
                     self._worker_of[attempt] = worker
                     future.add_done_callback(partial(self._forget_attempt, attempt))
 
     def _forget_attempt(self, attempt: LocalAttempt, future: Future[WorkflowOutput]) -> None:
-        if not future.cancelled():  # otherwise it continues until it is stopped
+        """Forget the worker of an attempt with a done future. A cancelled future's attempt still runs until it is
+        stopped.
+        """
+        if not future.cancelled():
             self._worker_of.pop(attempt, None)
 
 

@@ -77,9 +77,13 @@ class WorkerProcess:
     """A worker's process. Thread-safe, but only one thread may receive."""
 
     def __init__(self, setup: WorkerSetup, start: StartWorker) -> None:
+        """Start the process by `start`, with sockets and a pipe for its output, lower its priority and
+        send the setup.
+        """
         self._driver_socket, worker_socket = socket.socketpair()
         self._control, control = socket.socketpair()
         self._output = WorkerOutput()
+        # The worker has inherited its ends; this process closes its copies, so that the end of the worker is noticed.
         with worker_socket, control:
             try:
                 self._started_worker = start(
@@ -127,8 +131,8 @@ class WorkerProcess:
         with suppress(OSError):
             self._control.settimeout(LOCATE_TIMEOUT_S)
             self._control.sendall(LOCATE + number.to_bytes(ID_BYTES, "big"))
-            while not received.endswith(b"\n") and len(received) < 1 << 16 and (part := self._control.recv(4096)):
-                received += part
+            while not received.endswith(b"\n") and len(received) < 1 << 16 and (chunk := self._control.recv(4096)):
+                received += chunk
         return received.decode(errors="replace").strip() if received.endswith(b"\n") else ""
 
     def output(self) -> str:
@@ -194,6 +198,7 @@ class WorkerOutput:
     """A pipe for a worker's standard output and error. The last bytes are stored. Thread-safe."""
 
     def __init__(self) -> None:
+        """Open the pipe. Call `begin` once the worker has inherited the writing end."""
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
         self._lock = threading.Lock()
@@ -221,6 +226,9 @@ class WorkerOutput:
             self._dropped_bytes = 0
 
     def _read_until_closed(self) -> None:
+        """Read the pipe until the worker and all its children have closed it. A nearly empty pipe is read after a
+        pause, to save time.
+        """
         ready = select.poll()
         ready.register(self._reader, select.POLLIN)
         while self._is_open:
@@ -235,12 +243,12 @@ class WorkerOutput:
         with self._lock:
             while self._is_open and count < _PIPE_BYTES:
                 try:
-                    part = os.read(self._reader, _PIPE_BYTES)
+                    chunk = os.read(self._reader, _PIPE_BYTES)
                 except BlockingIOError:
                     break
-                self._is_open = bool(part)
-                count += len(part)
-                self._stored_output += part
+                self._is_open = bool(chunk)
+                count += len(chunk)
+                self._stored_output += chunk
                 excess = len(self._stored_output) - _STORED_BYTES
                 if excess > 0:
                     del self._stored_output[:excess]

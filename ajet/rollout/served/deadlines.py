@@ -80,6 +80,7 @@ class DeadlineWatcher:
         self.watching.cancel()
 
     async def _check_repeatedly(self) -> None:
+        """Check all limits for ever, at intervals of a tenth of the shortest limit and at most CHECK_INTERVAL."""
         limits = [limit for limit in (self._episode_timeout, self._idle_timeout, self._group_deadline) if limit]
         while True:
             await asyncio.sleep(min([CHECK_INTERVAL, *(limit / 10 for limit in limits)]))

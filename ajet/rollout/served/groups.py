@@ -66,6 +66,7 @@ class OpenGroup:
     """
 
     def __init__(self, task: Task, lease: Lease, places: int) -> None:
+        """Start a group with `places` free places. `lease` is the store's lease of the task's position."""
         self.task, self.lease = task, lease
         self.name = uuid.uuid4().hex
         self.episodes: list[Episode] = []
@@ -215,6 +216,7 @@ class OpenGroups:
             )
 
     def _find_open(self, task: Task | None, is_wanted: Callable[[OpenGroup], bool]) -> OpenGroup | None:
+        """Return the oldest group that has a free place for the task, or None. See `find_or_make` for the arguments."""
         for group in self._groups:
             if group.has_place and group.accepts(task) and (task is not None or is_wanted(group)):
                 return group
@@ -246,8 +248,8 @@ class OpenGroups:
 
     def list_older(self, seconds: float) -> list[OpenGroup]:
         """Return the groups opened more than `seconds` ago."""
-        now = time.monotonic()
-        return [group for group in self._groups if now - group.began > seconds]
+        current_time = time.monotonic()
+        return [group for group in self._groups if current_time - group.began > seconds]
 
     async def return_task(self, group: OpenGroup) -> None:
         """Give the position of a group without attempts back to the store. The group stays while the store is

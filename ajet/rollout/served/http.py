@@ -89,6 +89,7 @@ def _check_key(request: Request, admin_key: str) -> None:
 
 
 def _parse_request(fields: dict[str, Any]) -> EpisodeRequest:
+    """Return the request for an episode from the body of POST /episodes. A held-out episode never trains."""
     body = _validate_body(Open, fields)
     targets = None if body.trainable_targets is None else tuple(body.trainable_targets)
     trains = body.train and not body.held_out
@@ -96,10 +97,12 @@ def _parse_request(fields: dict[str, Any]) -> EpisodeRequest:
 
 
 def _parse_outcome(fields: dict[str, Any]) -> tuple[WorkflowOutput | Failure, list[ToolUse]]:
+    """Return the reported output or failure, and the tool uses, from the body of a finish request."""
     body = _validate_body(Finish, fields)
     outcome: WorkflowOutput | Failure
     if body.error is not None:
         message = body.error or "the client reported that its agent failed"
+        # Only failures outside of the agent may be played again, and only the agent's own count against the policy.
         outcome = Failure(body.boundary, "client", message, body.boundary != "agent", policy=body.boundary == "agent")
     else:
         outcome = WorkflowOutput(
@@ -113,9 +116,9 @@ async def _parse_body(request: Request, parse: Callable[[dict[str, Any]], T]) ->
     raw = bytearray()
     try:
         with BodyBytes(request.scope) as buffered:
-            async for part in request.stream():
-                buffered.add(len(part))
-                raw += part
+            async for chunk in request.stream():
+                buffered.add(len(chunk))
+                raw += chunk
                 if len(raw) > MAX_BODY_BYTES:
                     raise Refused(f"The body exceeds {MAX_BODY_BYTES >> 20} MiB.", status=413, code="request_too_large")
     except ClientDisconnect:
@@ -143,11 +146,12 @@ def _parse_object(raw: bytes | bytearray) -> dict[str, Any]:
 
 
 def _validate_body(model: type[Any], body: dict[str, Any]) -> Any:
+    """Return the body as an instance of the model. Raises Refused with the first invalid field."""
     try:
         return model.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"][:1])
+        field = ".".join(str(key) for key in first["loc"][:1])
         fields = f" (the fields are {', '.join(model.model_fields)})" if first["type"] == "extra_forbidden" else ""
         raise Refused(
             f"{field}: {first['msg'].removeprefix('Value error, ')}{fields}", param=field, code="invalid_value"
@@ -155,8 +159,12 @@ def _validate_body(model: type[Any], body: dict[str, Any]) -> Any:
 
 
 def _parse_uses(rows: list[dict[str, Any]]) -> list[ToolUse]:
+    """Return the tool uses of a request, with missing digests computed from the results. Raises Refused."""
     try:
-        complete = [row if "digest" in row else row | {"digest": compute_digest(row["result"])} for row in rows]
+        complete = [
+            use_fields if "digest" in use_fields else use_fields | {"digest": compute_digest(use_fields["result"])}
+            for use_fields in rows
+        ]
         return [bound_tool_use(use) for use in decode_uses(complete)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Refused(f"The tool use is invalid: {error}.", param="tool_uses") from error
@@ -176,6 +184,9 @@ def _parse_task(value: str | dict[str, Any] | None) -> Task | None:
 
 
 def _build_error(refused: Refused) -> Response:
+    """Return a refusal as an error object of OpenAI's form. Statuses that are worth a retry get a
+    `Retry-After` header.
+    """
     kind = "invalid_request_error" if refused.status < 500 else "server_error"
     body = {"message": refused.message, "type": kind, "code": refused.code, "param": refused.param}
     headers = {"Retry-After": "1"} if refused.status in (429, 503) else {}
@@ -359,6 +370,7 @@ def build_openapi() -> dict[str, Any]:
 
 
 def _describe_request(route: RouteSpec) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a route's OpenAPI description as (key, value) pairs."""
     yield "summary", route.summary
     if "{episode}" in route.path:
         yield "parameters", [{"name": "episode", "in": "path", "required": True, "schema": {"type": "string"}}]
@@ -373,5 +385,6 @@ def _describe_request(route: RouteSpec) -> Iterator[tuple[str, Any]]:
 
 
 def _describe_content(*models: type[BaseModel]) -> dict[str, Any]:
+    """Return the OpenAPI content of a body that has one of the models."""
     references = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
     return {"application/json": {"schema": references[0] if len(references) == 1 else {"anyOf": references}}}

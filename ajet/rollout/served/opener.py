@@ -57,7 +57,7 @@ class AdmissionControl:
     def is_crowded(self, task: Task) -> bool:
         """Return True if the task has as many open episodes as `serve.max_per_task` allows."""
         limit = self._max_per_task
-        return limit is not None and sum(each.identity.task == task for each in self._under_way.values()) >= limit
+        return limit is not None and sum(served.identity.task == task for served in self._under_way.values()) >= limit
 
     def refuse_crowded(self, task: Task) -> None:
         """Raise Refused if the task has as many open episodes as `serve.max_per_task` allows."""

@@ -72,6 +72,7 @@ class ServedRanker:
         await asyncio.gather(*running, return_exceptions=True)
 
     def _take_end(self, ranking: asyncio.Task[tuple[list[Episode], Failure | None]]) -> None:
+        """Pass the result of an ended ranking to `on_end`. A cancelled or crashed ranking has no episodes."""
         group = self._group_of_task.pop(ranking)
         problem = None if ranking.cancelled() else ranking.exception()
         if problem is not None:
@@ -96,6 +97,7 @@ class ServedRanker:
     async def _build_episode(
         self, identity: ServedIdentity, played: AttemptResult, result: Verdict | Failure
     ) -> Episode:
+        """Build an episode again, with its rank's verdict, or as failed if the ranking failed."""
         if isinstance(result, Failure):
             played.failure = result
         never_stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -104,6 +106,7 @@ class ServedRanker:
 
 
 def _restore_identity(episode: Episode) -> ServedIdentity:
+    """Return the identity under which an ended episode was opened."""
     return ServedIdentity(
         episode.run, episode.split, episode.step, episode.task, episode.order, episode.order, episode.repeat,
         episode.uuid, episode.group,

@@ -201,6 +201,7 @@ class EpisodeRegistry:
         return sum(len(lease.attempts) for lease in (*complete, *incomplete))
 
     async def _begin_episode(self, request: EpisodeRequest) -> dict[str, Any]:
+        """Open an episode if one more is allowed. A failed opening gives the breaker's probe back. Raises Refused."""
         is_probe = self._admission.refuse_more()
         self._admission.opening += 1
         try:
@@ -212,6 +213,9 @@ class EpisodeRegistry:
             self._admission.opening -= 1
 
     async def _choose_task(self, request: EpisodeRequest, is_probe: bool) -> dict[str, Any]:
+        """Open an episode for the client's task, a held-out task, or the store's next one. A failed opening takes no
+        held-out turn.
+        """
         task = request.task
         if task is not None or not request.held_out:
             return await self._open_episode(request, task, is_probe)
@@ -277,6 +281,9 @@ class EpisodeRegistry:
         return view
 
     async def _delete_episode(self, name: str) -> dict[str, Any]:
+        """Abort an open episode for its client and return the reply on its end. A repeated request gets
+        the same reply.
+        """
         if name not in self._ended_episodes:
             served = self._get_open(name)
             if not served.stopped.done():
@@ -285,6 +292,7 @@ class EpisodeRegistry:
         return self._ended_episodes[name]
 
     async def _describe_state(self, name: str) -> dict[str, Any]:
+        """Return the reply on an open or ended episode. Raises Refused for an unknown one."""
         return (
             self._ended_episodes[name]
             if name in self._ended_episodes
@@ -292,6 +300,7 @@ class EpisodeRegistry:
         )
 
     async def _describe_overview(self) -> dict[str, Any]:
+        """Return the names of open episodes and the counts of episodes, groups and held-out tasks."""
         return {
             "open": list(self.open_episodes),
             "ended": dict(self._ended_episodes.counts),
@@ -310,6 +319,7 @@ class EpisodeRegistry:
         return getattr(self._gateway.engine, "version", 0)
 
     def _get_open(self, name: str) -> ServedEpisode:
+        """Return an open episode by name. Raises Refused (404) if there is none."""
         served = self.open_episodes.get(name)
         if served is None:
             raise Refused(f"There is no episode {name[:64]}.", status=404, code="episode_not_found")
@@ -397,12 +407,16 @@ class EpisodeRegistry:
             self._held_out.return_turn(served.identity.task)
 
     def _leave_group(self, served: ServedEpisode) -> None:
+        """Forget an open episode, and free its held-out turn and its place in the group for another attempt."""
         self.open_episodes.pop(served.identity.uuid, None)
         self._return_held_out(served)
         if served.group is not None:
             served.group.free_place(served.identity.repeat)
 
     async def _hand_over(self, group: OpenGroup | None, episode: Episode) -> None:
+        """Add an ended episode to its group, or to the results if no trainer takes groups. Finish a group with its last
+        episode.
+        """
         if group is not None:
             group.episodes.append(episode)
         if group is None or self._backlog is None:
@@ -456,12 +470,14 @@ class EpisodeRegistry:
             await self.groups.return_task(group)
 
     async def _stop_episodes(self, episodes: list[ServedEpisode], reason: str, cause: str) -> None:
+        """Abort the episodes with a reason for clients, and wait until each is recorded or given up."""
         for served in episodes:
             if not served.stopped.done():
                 served.stopped.set_result(reason)
         await asyncio.gather(*(self._end_or_give_up(served, reason, cause) for served in episodes))
 
     async def _close_all(self) -> None:
+        """End the checks, the rankings and the open episodes, and hand over the groups as they are."""
         self.deadlines.stop()
         await self._ranker.stop()
         await self._stop_episodes(list(self.open_episodes.values()), "interrupted", CLOSING)

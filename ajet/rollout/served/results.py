@@ -49,6 +49,9 @@ class ResultQueue:
         return self._queue.qsize()
 
     def _check_problem(self, result: Group | Episode | None) -> Group | Episode:
+        """Return a result, or raise the exception of `fail`. The wake-up is put back, so that later
+        calls raise it too.
+        """
         if result is None or self._problem is not None:
             self._queue.put(None)
             assert self._problem is not None
