@@ -37,7 +37,11 @@ def open_backbone(experiment: Experiment) -> Backbone:
             f"This command needs the model in its own process, but the {backbone.name} backbone uses separate "
             "processes.",
             where="ajet.backbone",
-            expected=" or ".join(each.name for each in list_shipped_backbones().values() if "serves" in each.can),
+            expected=" or ".join(
+                shipped_backbone.name
+                for shipped_backbone in list_shipped_backbones().values()
+                if "serves" in shipped_backbone.can
+            ),
             do="use the same YAML with --backbone local",
         )
     instance: Backbone = load_code(backbone.opens)(experiment)
@@ -106,6 +110,7 @@ def saved_version(experiment: Experiment, checkpoint: Path) -> int:
 
 
 def _load_scorer_class(experiment: Experiment) -> type[LocalScorer]:
+    """Import and return the scorer class of the experiment's backbone. Raises ConfigError if the backbone has none."""
     from ajet.config.plugin import load_code
 
     backbone = experiment.backbone

@@ -21,9 +21,9 @@ REPLY = 12  # tokens
 
 
 class Canary:
-    """Compares the log-probabilities of engine and trainer after each transfer, and stops the run after two mismatches
-    in
-    a row.
+    """Compares the log-probabilities of engine and trainer after each transfer.
+
+    The run is stopped after two mismatches in a row.
 
     Args:
         tolerance: as in `trainer_common.canary`: nats per token, "auto", or None to disable the check.

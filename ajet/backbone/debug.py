@@ -71,6 +71,7 @@ class UntrainedBackbone(Backbone):
 
     @staticmethod
     def _build_refusal() -> ConfigError:
+        """Return the error for every training method, which this backbone does not support."""
         return ConfigError(
             "The debug backbone runs the agent without training.",
             where="ajet.backbone",
@@ -85,6 +86,9 @@ class DebugBackbone(UntrainedBackbone):
     """State of the engine's current calls."""
 
     def __init__(self, experiment: Experiment) -> None:
+        """Open the configured engine: an endpoint, which has no tokenizer or adapters here, or a model
+        in this process.
+        """
         from ajet.engine.watched import WatchedChat, WatchedEngine
 
         self.tokenizer = None

@@ -67,6 +67,9 @@ def build_status(
 
 
 def _describe_sampler(member: StoreMember) -> dict[str, Any]:
+    """Return a sampler's name, leases, seconds since its heartbeat, and the version and speed that it
+    reported, if any.
+    """
     reported, description = member.details, {"name": member.name, "leases": member.leases, "age": member.age}
     if "version" in reported:
         description["version"] = reported["version"]
@@ -157,18 +160,29 @@ class Announcer:
             is_last: True for the last policy: the training has ended.
         """
         depths = self._store.depths()
-        open_ones = depths.waiting + depths.leased + depths.closed - stale
+        open_groups = depths.waiting + depths.leased + depths.closed - stale
         allowed = self._max_ahead if groups_needed is None else min(self._max_ahead, groups_needed)
         self.leased = depths.leased
-        # `next - open_ones` positions are done with. Above them at most `most` groups may be open at once.
-        below = 0 if self._is_holding_leases else max(self._order_limit, depths.next - open_ones + allowed)
+        # Of the `depths.next` positions started, all but `open_groups` are done with. At most `allowed` groups may be
+        # open at once. The limit never falls, because samplers may already have started positions below it.
+        below = 0 if self._is_holding_leases else max(self._order_limit, depths.next - open_groups + allowed)
         unchanged, self._order_limit = below == self._order_limit, below
         self._show_depths(depths, is_last=is_last)
         if unchanged and not is_last:
             return
-        more: dict[str, Any] = {MOST: self._max_staleness, **({PROBE: probe.to_json()} if probe is not None else {})}
+        extra_facts: dict[str, Any] = {
+            MOST: self._max_staleness,
+            **({PROBE: probe.to_json()} if probe is not None else {}),
+        }
         policy = self._terms.policy(
-            self._run_id, step, version, weights, below, is_last=is_last, first_version=first_version, extra_facts=more
+            self._run_id,
+            step,
+            version,
+            weights,
+            below,
+            is_last=is_last,
+            first_version=first_version,
+            extra_facts=extra_facts,
         )
         self._store.announce(policy)
 
@@ -212,10 +226,10 @@ class Announcer:
         Args:
             step: Number of steps trained so far, shown with the heartbeat.
         """
-        now = time.monotonic()
-        if now - self._last_heartbeat <= HEARTBEAT_S:
+        current_time = time.monotonic()
+        if current_time - self._last_heartbeat <= HEARTBEAT_S:
             return False
-        self._last_heartbeat = now
+        self._last_heartbeat = current_time
         self._store.join("trainer", self._run_id, {"step": step})
         return True
 
@@ -316,6 +330,7 @@ def _make_usable_check(repeats: int, step: int) -> Callable[[Sequence[Kept]], bo
     """
 
     def usable(attempts: Sequence[Kept]) -> bool:
+        """True if the trainer accepts the attempts of one position."""
         episodes = [attempt.episode for attempt in attempts]
         try:
             for episode in episodes:

@@ -85,7 +85,9 @@ class ClosedGroups:
             self._groups[lease.order] = _build_group(lease, tasks), lease.used
 
     def ready(self, version: int, step: int) -> ReadyGroups:
-        """Return the groups usable in an update of policy `version` at `step`."""
+        """Return the groups usable in an update of policy `version` at `step`: unused ones first, then
+        the least used.
+        """
         ready_groups, retrainable = ReadyGroups(), list[tuple[int, Group]]()
         use_limit, interval = self._trainer.algorithm.max_trained_count, self._trainer.algorithm.retrained_interval
         for order in sorted(self._groups):
@@ -100,7 +102,7 @@ class ClosedGroups:
                 ready_groups.groups.append(group)
             elif used_at_steps[-1] + interval <= step:
                 retrainable.append((len(used_at_steps), group))
-        ready_groups.groups += [group for _, group in sorted(retrainable, key=lambda each: each[0])]
+        ready_groups.groups += [group for _, group in sorted(retrainable, key=lambda pair: pair[0])]
         return ready_groups
 
     def take(self, groups: Sequence[Group], stale: Sequence[Group], expired: Sequence[int]) -> GroupReuse:
@@ -144,5 +146,6 @@ def find_newest_version(episodes: Iterable[Episode], version: int) -> int:
 
 
 def _build_group(lease: Lease, tasks: TaskOrder) -> Group:
+    """Return the group of a position, with its episodes sorted by repeat."""
     episodes = sorted((stored.episode for stored in lease.attempts), key=lambda episode: episode.repeat)
     return Group(tasks.task(lease.order), lease.order, episodes)

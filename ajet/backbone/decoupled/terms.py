@@ -143,6 +143,7 @@ class SamplingTerms:
             )
 
     def _list_shared_facts(self) -> dict[str, Any]:
+        """Return the settings that a policy announces besides its fingerprints: task order, repeats and sampling."""
         order = {key: self.order[key] for key in ("content", "tasks", "seed", "shuffle")}
         return {**order, "repeats": self.repeats, "sampling": list(self.sampling)}
 
@@ -151,5 +152,6 @@ def fingerprint_template(settings: AjetConfig, tokenizer: Any) -> str:
     """Return a fingerprint of the rendering of messages under the given settings and tokenizer."""
     from ajet.engine.models import fingerprint_chat_template
 
+    # The space keeps this key apart from every argument of a template.
     rendered = {**settings.model.chat_template_kwargs, " keep_thinking": settings.context_tracker.keep_thinking}
     return fingerprint_chat_template(tokenizer, rendered)

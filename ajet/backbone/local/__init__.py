@@ -19,6 +19,7 @@ __all__ = ["LocalBackbone"]
 
 
 def __getattr__(name: str) -> Any:
+    """Import `LocalBackbone` at its first use, so that importing this package does not import torch."""
     if name == "LocalBackbone":
         from ajet.backbone.local.backbone import LocalBackbone
 

@@ -64,6 +64,7 @@ class LocalBackbone(Backbone):
     version = 0
 
     def __init__(self, experiment: Experiment) -> None:
+        """Load the model, build the trainer and the engine over its weights, and compare both by the canary."""
         from ajet.engine.model_source import locate_configured_model
         from ajet.engine.models import load_model, load_tokenizer, prepare_folder
 
@@ -206,10 +207,10 @@ def _find_adapter_folder(config: AjetConfig, source: ModelSource) -> Path | None
         ConfigError: the settings omit some of the saved adapters.
     """
     saved = Adapters.from_folder(source.folder)
-    left = sorted({*saved.names} - {*config.trainer_common.lora.adapters})
-    if left:
+    omitted = sorted({*saved.names} - {*config.trainer_common.lora.adapters})
+    if omitted:
         raise ConfigError(
-            f"The model has adapters that this training would not include: {', '.join(left)}.",
+            f"The model has adapters that this training would not include: {', '.join(omitted)}.",
             where="ajet.trainer_common.lora.adapters",
             expected=f"the adapters of {source.path}: {', '.join(saved.names)}, and optionally more",
             do="add them to trainer_common.lora.adapters, or delete the folder adapters/ of the model to train "
@@ -230,28 +231,32 @@ def score_canary_reply(
         version: policy version of the weights.
         adapters: Names of the adapters. Empty: the model itself.
     """
-    each: Sequence[str | None] = adapters or [None]
-    both = [_score_reply(engine, scorer, tokenizer, version, adapter) for adapter in each]
-    return np.concatenate([found for found, _ in both]), np.concatenate([own for _, own in both])
+    adapters_or_none: Sequence[str | None] = adapters or [None]
+    logprob_pairs = [_score_reply(engine, scorer, tokenizer, version, adapter) for adapter in adapters_or_none]
+    return np.concatenate([by_engine for by_engine, _ in logprob_pairs]), np.concatenate(
+        [by_trainer for _, by_trainer in logprob_pairs]
+    )
 
 
 def _score_reply(
     engine: PausableEngine, scorer: Scorer, tokenizer: Any, version: int, adapter: str | None
 ) -> tuple[Floats, Floats]:
     """Return the log-probabilities of one adapter's reply by engine and trainer, as `score_canary_reply` does."""
-    room = engine.max_model_len
-    prompt = np.asarray(tokenizer.encode(PROMPT, add_special_tokens=False), np.int32)[: max(1, room - REPLY)]
-    reply, logprobs = engine.greedy(prompt, min(REPLY, room - prompt.size), adapter)
+    context_length = engine.max_model_len
+    prompt = np.asarray(tokenizer.encode(PROMPT, add_special_tokens=False), np.int32)[: max(1, context_length - REPLY)]
+    reply, logprobs = engine.greedy(prompt, min(REPLY, context_length - prompt.size), adapter)
     ids = np.concatenate([prompt, np.asarray(reply, np.int32)])
     mask = np.arange(ids.size) >= prompt.size
-    found = np.zeros(ids.size, np.float32)
-    found[mask] = logprobs
+    engine_logprobs = np.zeros(ids.size, np.float32)
+    engine_logprobs[mask] = logprobs
     span = (SampledSpan(0, prompt.size, ids.size),)
     versions = np.where(mask, version, -1).astype(np.int32)
-    timeline = Timeline(0, "canary", "canary", ids, mask, found, found, versions, span, adapter)
+    # The greedy reply as a trained sample with zero weight, so that the trainer's own packing and forward pass score
+    # it.
+    timeline = Timeline(0, "canary", "canary", ids, mask, engine_logprobs, engine_logprobs, versions, span, adapter)
     sample = Sample(timeline, "canary", 0, np.zeros(ids.size, np.float32), 0.0)
-    [own] = score_samples(scorer, [sample], tokens=ids.size, temperature=1.0)
-    return found[mask], own[mask]
+    [trainer_logprobs] = score_samples(scorer, [sample], tokens=ids.size, temperature=1.0)
+    return engine_logprobs[mask], trainer_logprobs[mask]
 
 
 _NO_MEMORY = ("not enough memory", "out of memory", "can't allocate memory")
@@ -301,10 +306,16 @@ def make_sample(length: int, vocabulary: int, seed: int, adapter: str | None = N
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(w in str(error).lower() for w in _NO_MEMORY)
+    """True if the error says that memory was exhausted. Some torch devices raise a plain RuntimeError for that."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error).lower() for words in _NO_MEMORY
+    )
 
 
 def _measure_peak(device: torch.device) -> int:
+    """Return the peak memory in bytes: of the GPU, or of this process since its start. Linux reports the latter in KiB,
+    macOS in bytes.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

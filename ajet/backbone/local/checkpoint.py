@@ -98,7 +98,7 @@ def read_checkpoint(folder: Path, policy: LocalPolicy, optimizer: FlatAdamW, cri
     if "rng_cuda" in state:
         torch.cuda.set_rng_state(state["rng_cuda"])
     steps = about["steps"]
-    optimizer.counts = {str(name): int(each) for name, each in steps.items()} if policy.adapters else {"": int(steps)}
+    optimizer.counts = {str(name): int(count) for name, count in steps.items()} if policy.adapters else {"": int(steps)}
     if critic is not None:
         critic.optimizer.counts = {"": int(about["critic_steps"])}
     return int(about["version"])
@@ -135,6 +135,7 @@ def read_dtype(folder: Path) -> str:
 
 
 def _state_path(folder: Path) -> Path:
+    """Return the file of the trainer's tensors in a checkpoint."""
     return folder / "trainer" / "state.safetensors"
 
 
@@ -156,6 +157,9 @@ def _read_state_json(folder: Path) -> dict[str, Any]:
 
 
 def _read_matching_state(folder: Path, policy: LocalPolicy) -> dict[str, Any]:
+    """Return the description of a checkpoint's trainer state. Raises UserError if it belongs to another model, dtype or
+    LoRA setting.
+    """
     about = _read_state_json(folder)
     if about["format"] != FORMAT or about["layout"] != json.loads(json.dumps(_build_layout(policy))):
         raise UserError(
@@ -174,25 +178,30 @@ def _read_into(file: Path, tensors: dict[str, torch.Tensor]) -> None:
     buffer = bytearray(BUFFER_BYTES)
     window = memoryview(buffer)
     with io.FileIO(open_record_descriptor(file, os.O_RDONLY)) as handle:
+        # A safetensors file begins with the header's length in 8 bytes; offsets in the header count from the header's
+        # end.
         length = int.from_bytes(handle.read(8), "little")
         if length > os.fstat(handle.fileno()).st_size:
             raise UserError(f"{file} is not a safetensors file.", where=str(file))
         header = json.loads(handle.read(length))
         for name, tensor in tensors.items():
             start, stop = header[name]["data_offsets"]
-            into = tensor.view(torch.uint8)
+            target_bytes = tensor.view(torch.uint8)
             handle.seek(8 + length + start)
-            for part in into.split(BUFFER_BYTES):
-                if handle.readinto(window[: part.numel()]) != part.numel():
+            for chunk in target_bytes.split(BUFFER_BYTES):
+                if handle.readinto(window[: chunk.numel()]) != chunk.numel():
                     raise UserError(
                         f"The file {file} is incomplete.",
                         where=str(file),
                         expected=f"{stop - start} bytes for the tensor {name}",
                     )
-                part.copy_(torch.frombuffer(buffer, dtype=torch.uint8, count=part.numel()))
+                chunk.copy_(torch.frombuffer(buffer, dtype=torch.uint8, count=chunk.numel()))
 
 
 def _list_tensors(policy: LocalPolicy, optimizer: FlatAdamW, critic: ValueHead | None) -> dict[str, torch.Tensor]:
+    """Return the tensors of the trainer's state by name: weights, moments, critic and random generators. Reading fills
+    them in place.
+    """
     weights = policy.weights
     tensors = {"values": weights.values, "first": optimizer.first, "second": optimizer.second}
     if weights.low is not None:
@@ -206,5 +215,8 @@ def _list_tensors(policy: LocalPolicy, optimizer: FlatAdamW, critic: ValueHead |
 
 
 def _build_layout(policy: LocalPolicy) -> list[Any]:
+    """Return the dtype and each parameter's name, shape and start in the flat buffer, as JSON. Equal layouts mean
+    compatible states.
+    """
     weights = policy.weights
-    return [str(weights.values.dtype), [[place.name, list(place.shape), place.start] for place in weights.places]]
+    return [str(weights.values.dtype), [[slot.name, list(slot.shape), slot.start] for slot in weights.places]]

@@ -61,6 +61,8 @@ class FlatWeights:
     """Moves `parameters` (all of one dtype and device) into one buffer, matrices first."""
 
     def __init__(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        """Copy the parameters into one buffer and make each parameter a view of its range."""
+        # Matrices come first, so that the weights with decay are the contiguous range below `decayed`.
         by_dimension = sorted(parameters, key=lambda pair: pair[1].ndim < 2)
         first = by_dimension[0][1]
         assert first.dtype in (torch.bfloat16, torch.float32), f"weights are {first.dtype}"
@@ -69,6 +71,7 @@ class FlatWeights:
         end = self.decayed = 0
         for name, parameter in by_dimension:
             self.places.append(Slot(name, tuple(parameter.shape), end, end + parameter.numel()))
+            # -(-a // b) rounds up.
             end += -(-parameter.numel() // ALIGN) * ALIGN
             if parameter.ndim >= 2:
                 self.decayed = end
@@ -84,6 +87,8 @@ class FlatWeights:
             self.values[span.stop : -(-span.stop // ALIGN) * ALIGN] = 0
             parameter.data = view
             if self.values.dtype == torch.bfloat16:
+                # A bfloat16 gradient cannot be a view of the float32 buffer, so a hook adds it after each backward
+                # pass.
                 parameter.register_post_accumulate_grad_hook(self._make_collector(span))
 
     @property
@@ -178,6 +183,7 @@ class FlatWeights:
         """Return a hook that adds a bfloat16 parameter's gradient to the buffer after each backward pass."""
 
         def collect(parameter: Tensor) -> None:
+            """Add the parameter's gradient to its range of the buffer and release it."""
             assert self.gradients is not None, "a backward pass began outside of an update"
             assert parameter.grad is not None
             total = self.gradients[place.start : place.stop]

@@ -43,19 +43,19 @@ def add_adapters(model: Any, lora: LoraConfig) -> Any:
     wanted = {name: lora.resolve_adapter(name) for name in lora.adapters} or {"default": lora}
     configs = {
         name: LoraConfig(
-            r=each.rank,
-            lora_alpha=each.alpha,  # type: ignore[arg-type] # peft multiplies by it, a float is as good
-            target_modules=each.target_modules,
+            r=adapter.rank,
+            lora_alpha=adapter.alpha,  # type: ignore[arg-type] # peft multiplies by it, a float is as good
+            target_modules=adapter.target_modules,
             lora_dropout=0.0,
             task_type="CAUSAL_LM",
         )
-        for name, each in wanted.items()
+        for name, adapter in wanted.items()
     }
-    first, *others = configs
+    first, *further_names = configs
     _refuse_names(model, lora.adapters)
     try:
         adapted = get_peft_model(model, configs[first], adapter_name=first, autocast_adapter_dtype=False)
-        for name in others:
+        for name in further_names:
             adapted.add_adapter(name, configs[name], autocast_adapter_dtype=False)
     except ValueError as error:
         raise ConfigError(
@@ -111,7 +111,7 @@ def _refuse_names(model: Any, names: Iterable[str]) -> None:
     """
     import torch
 
-    module_names = {part for module, _ in model.named_modules() for part in module.split(".")}
+    module_names = {module_name for module, _ in model.named_modules() for module_name in module.split(".")}
     module_names |= {"base_model", "model", "weight", "bias"}
     for name in names:
         if name in module_names or name.startswith("lora_") or hasattr(torch.nn.ModuleDict(), name):
@@ -130,6 +130,7 @@ def merge_saved_adapters(lora: LoraConfig, folder: Path) -> LoraConfig:
 
 
 def _read_saved_adapter(path: Path) -> AdapterConfig:
+    """Return the settings of a saved adapter from its peft configuration file."""
     config = read_json(path / "adapter_config.json")
     return AdapterConfig(rank=config["r"], alpha=config["lora_alpha"], target_modules=config["target_modules"])
 
@@ -143,7 +144,7 @@ def base_state(model: Any) -> dict[str, torch.Tensor]:
     """Return the weights of a peft model without adapters, under the plain model's names."""
     base = model.get_base_model()
     tensors = [*base.named_parameters(), *_persistent_buffers(base)]
-    return {name.replace(".base_layer.", "."): each.detach() for name, each in tensors if ".lora_" not in name}
+    return {name.replace(".base_layer.", "."): tensor.detach() for name, tensor in tensors if ".lora_" not in name}
 
 
 def merged_state(model: Any) -> dict[str, torch.Tensor]:
@@ -179,12 +180,14 @@ def _add_rounded(weight: torch.Tensor, change: torch.Tensor, *, seed: int) -> to
     if weight.dtype != torch.bfloat16:
         return weight + change.to(weight.dtype)
     total = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    parts = (each.reshape(-1).split(_SLICE) for each in (weight, change, total))
-    for number, (old, more, new) in enumerate(zip(*parts, strict=True)):
-        bits = old.float().add_(more).view(torch.int32)
+    slices = (tensor.reshape(-1).split(_SLICE) for tensor in (weight, change, total))
+    for number, (old_slice, change_slice, new_slice) in enumerate(zip(*slices, strict=True)):
+        # bfloat16 is the upper half of a float32: adding noise to the lower 16 bits and cutting them off rounds up
+        # with a probability equal to the remainder.
+        bits = old_slice.float().add_(change_slice).view(torch.int32)
         start = (seed + number * _STRIDE) % _NOISE
         bits.add_(_draw_noise(weight.device)[start : start + bits.numel()]).bitwise_right_shift_(16)
-        new.copy_(bits.to(torch.int16).view(torch.bfloat16))
+        new_slice.copy_(bits.to(torch.int16).view(torch.bfloat16))
     return total
 
 
@@ -211,5 +214,6 @@ def save_adapters(model: Any, folder: Path) -> None:
 
 
 def _persistent_buffers(base: Any) -> list[tuple[str, torch.Tensor]]:
+    """Return the buffers that belong to the model's state dict. Others are recomputed when the model is built."""
     persistent = base.state_dict().keys()
     return [(name, buffer) for name, buffer in base.named_buffers() if name in persistent]

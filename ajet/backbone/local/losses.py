@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 def summed_fields(kind: type[DataclassInstance], tallies: Sequence[DataclassInstance]) -> dict[str, Any]:
     """Return the sum of each field over several tallies of the same class, by field name."""
-    return {each.name: sum(getattr(tally, each.name) for tally in tallies) for each in fields(kind)}
+    return {
+        tally_field.name: sum(getattr(tally, tally_field.name) for tally in tallies) for tally_field in fields(kind)
+    }
 
 
 @dataclass(slots=True)
@@ -153,18 +155,28 @@ class StepLoss:
             raise ValueError("a loss over complete replies needs the policy's log-probabilities before the update")
         mask = torch.from_numpy(np.concatenate([sample.timeline.mask for sample in self.samples]))
         mask_S = [torch.from_numpy(sample.timeline.mask) for sample in self.samples]
-        counts = np.cumsum([0] + [sample.timeline.mask.size for sample in self.samples])
-        replies = torch.cat([number_replies(each) + int(start) for each, start in zip(mask_S, counts, strict=False)])
+        token_offsets = np.cumsum([0] + [sample.timeline.mask.size for sample in self.samples])
+        replies = torch.cat(
+            [
+                number_replies(mask_of_sample) + int(start)
+                for mask_of_sample, start in zip(mask_S, token_offsets, strict=False)
+            ]
+        )
         present = np.concatenate(self.present) if self.present is not None else self._old_logprobs
-        own, old, engine = (torch.from_numpy(values)[mask] for values in (present, self._old_logprobs, self._engine))
-        statistics = self.tokens.compute_reply_statistics(own, old, engine, replies[mask])
+        present_logprobs, old_logprobs, engine_logprobs = (
+            torch.from_numpy(values)[mask] for values in (present, self._old_logprobs, self._engine)
+        )
+        statistics = self.tokens.compute_reply_statistics(
+            present_logprobs, old_logprobs, engine_logprobs, replies[mask]
+        )
 
         def spread(values: Tensor | None) -> Floats | None:
+            """Return values of the trained tokens as an array over all tokens, 0 elsewhere."""
             if values is None:
                 return None
-            found = np.zeros(mask.numel(), np.float32)
-            found[mask.numpy()] = values.numpy()
-            return found
+            all_values = np.zeros(mask.numel(), np.float32)
+            all_values[mask.numpy()] = values.numpy()
+            return all_values
 
         return spread(statistics.drift), spread(statistics.gaps)
 
@@ -255,8 +267,16 @@ class RowLoss:
         return total + self._sum_policy_losses(logprobs_C[sampled], entropy_C[sampled], places)
 
     def _sum_policy_losses(self, logprobs_C: Tensor, entropy_C: Tensor, target_range: slice | Indices) -> Tensor:
+        """Return the summed policy loss of some sampled targets, and add their metrics to the tally.
+
+        Args:
+            logprobs_C: Log-probabilities of the targets under the current weights [C].
+            entropy_C: Entropies of their distributions [C].
+            target_range: The range or the indices of the targets within the row.
+        """
         tally = self.step.tally
         present = logprobs_C.detach()
+        # Without a separate pass the update is on-policy: the old log-probabilities are the current ones.
         old = self.old[target_range] if self.old is not None else present
         terms = self.step.tokens(
             logprobs_C,
@@ -301,14 +321,14 @@ class RowLoss:
 
     def _count_stale(self, terms: TokenLossTerms, target_range: slice | Indices) -> None:
         """Add the tokens that an older policy version sampled to the tally."""
-        found = np.flatnonzero(self.stale[target_range])
-        if not found.size:
+        stale_indices = np.flatnonzero(self.stale[target_range])
+        if not stale_indices.size:
             return
         tally = self.step.tally
-        tally.stale += found.size
+        tally.stale += stale_indices.size
         if terms.weights is None or terms.capped is None:
-            tally.stale_weight += found.size
+            tally.stale_weight += stale_indices.size
             return
-        chosen = torch.from_numpy(found).to(terms.weights.device)
+        chosen = torch.from_numpy(stale_indices).to(terms.weights.device)
         tally.stale_weight += float(terms.weights[chosen].sum())
         tally.stale_capped += int(terms.capped[chosen].sum())

@@ -27,6 +27,12 @@ class FlatAdamW:
     def __init__(
         self, weights: FlatWeights, *, betas: tuple[float, float], eps: float, weight_decay: float, clip: float | None
     ) -> None:
+        """Start with moments of 0.
+
+        Args:
+            betas: Decay of the first and second moment.
+            clip: Maximum global norm of the gradients. None: no clipping.
+        """
         self.weights = weights
         self.betas = betas
         self.eps = eps
@@ -83,7 +89,7 @@ class FlatAdamW:
             room: Float32 buffers for intermediate results.
         """
         beta1, beta2 = self.betas
-        work, *others = room[:, : stop - start]
+        work, *master_buffers = room[:, : stop - start]
         gradient = gradients[start:stop]
         gradient = gradient if gradient.dtype == torch.float32 else work.copy_(gradient)
         if scale != 1.0:
@@ -92,7 +98,7 @@ class FlatAdamW:
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         spread = torch.sqrt(second, out=work).div_(math.sqrt(1 - beta2**steps)).add_(self.eps)
-        master = self.weights.master(start, stop, (others[0], others[1]))
+        master = self.weights.master(start, stop, (master_buffers[0], master_buffers[1]))
         if decay:
             master.mul_(1 - lr * decay)
         master.addcdiv_(first, spread, value=-lr / (1 - beta1**steps))
@@ -101,9 +107,12 @@ class FlatAdamW:
 
 def gradient_norm(gradients: Tensor) -> float:
     """Return the norm of a flat buffer, or nan if an element is not finite."""
-    squares = [float(torch.linalg.vector_norm(part, dtype=torch.float32)) ** 2 for part in gradients.split(NORM_SLICE)]
+    squares = [
+        float(torch.linalg.vector_norm(chunk, dtype=torch.float32)) ** 2 for chunk in gradients.split(NORM_SLICE)
+    ]
     return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
 
 
 def _split_range(start: int, stop: int, size: int) -> list[tuple[int, int]]:
+    """Return [start, stop) as consecutive ranges of at most `size` elements."""
     return [(begin, min(begin + size, stop)) for begin in range(start, stop, size)]

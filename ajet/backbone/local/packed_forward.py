@@ -67,6 +67,7 @@ class PackedForward:
     """
 
     def __init__(self, model: Any, *, packed: bool | None = None, verdicts: VerdictCache | None = None) -> None:
+        """Find the model's layers and output head, and decide whether the model can compute packed rows."""
         self.model = model
         trunk = model.get_decoder()
         self.trunk = trunk if trunk is not model else model.model  # Llama 4's text model returns itself as decoder
@@ -130,28 +131,40 @@ class PackedForward:
         targets = self._on_device(row.targets.token)
         total, grads = 0.0, []
         chunks = self.split_targets(row)
-        head = [p for p in self.head.parameters() if p.requires_grad and p.dtype != torch.float32]
-        sums = [torch.empty_like(p, dtype=torch.float32) for p in head] if gather and len(chunks) > 1 else []
+        narrow_head = [
+            parameter
+            for parameter in self.head.parameters()
+            if parameter.requires_grad and parameter.dtype != torch.float32
+        ]
+        sums = (
+            [torch.empty_like(parameter, dtype=torch.float32) for parameter in narrow_head]
+            if gather and len(chunks) > 1
+            else []
+        )
         for chunk in chunks:
-            leaf = hidden[chunk].detach().requires_grad_()
-            logits = self.logits(leaf)
+            # Detached here, so that each chunk's logits are freed at once; the trunk's backward pass runs once, at the
+            # end.
+            chunk_hidden = hidden[chunk].detach().requires_grad_()
+            logits = self.logits(chunk_hidden)
             logprobs, entropy = token_logprobs(logits, targets[chunk], temperature)
             value = loss(logprobs, entropy, chunk)
             if logits_loss is not None:
                 value = value + logits_loss(logits, chunk)
             if sums:
-                leaf_gradient, *head_gradients = torch.autograd.grad(value, [leaf, *head])
-                for into, part in zip(sums, head_gradients, strict=True):
-                    add_sliced(into.view(-1), part.reshape(-1), first=chunk is chunks[0])
+                leaf_gradient, *head_gradients = torch.autograd.grad(value, [chunk_hidden, *narrow_head])
+                for total_of_parameter, head_gradient_of_chunk in zip(sums, head_gradients, strict=True):
+                    add_sliced(
+                        total_of_parameter.view(-1), head_gradient_of_chunk.reshape(-1), first=chunk is chunks[0]
+                    )
                 grads.append(leaf_gradient)
             else:
                 value.backward()
-                assert leaf.grad is not None
-                grads.append(leaf.grad)
-            if head_gradient is not None and (more := head_gradient(leaf, chunk)) is not None:
-                grads[-1] = grads[-1] + more.to(grads[-1].dtype)
+                assert chunk_hidden.grad is not None
+                grads.append(chunk_hidden.grad)
+            if head_gradient is not None and (other_gradient := head_gradient(chunk_hidden, chunk)) is not None:
+                grads[-1] = grads[-1] + other_gradient.to(grads[-1].dtype)
             total += value.item()
-        for parameter, summed in zip(head, sums, strict=False):
+        for parameter, summed in zip(narrow_head, sums, strict=False):
             parameter.backward(summed.to(parameter.dtype))
         del sums
         if hidden.requires_grad:
@@ -173,7 +186,8 @@ class PackedForward:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits [C, V] from hidden states [C, H], with the scalings that transformers' models apply after the
-        head."""
+        head.
+        """
         logits = self.head(hidden)
         config = self.model.config.get_text_config()
         if (divisor := getattr(config, "logits_scaling", None)) is not None:
@@ -186,6 +200,9 @@ class PackedForward:
         return result
 
     def _computes_rows(self, verdicts: VerdictCache | None) -> bool:
+        """True if the model computes packed rows correctly: by a stored result for this model and machine, or by the
+        check.
+        """
         if verdicts is None:
             return probe_packing(self)
         key = build_verdict_key(self.model, code=[Path(__file__).parent, Path(packing.__file__).parent])
@@ -197,6 +214,9 @@ class PackedForward:
         return computes
 
     def _compute_tree(self, tree: Tree, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return the hidden states of one sample [T, H], for a model that cannot compute several samples
+        in one pass.
+        """
         assert tree.parents.size == 1, "rows for this model are packed without sharing"
         columns = slice(tree.start, tree.stop)
         states: Tensor = self.trunk(
@@ -210,9 +230,10 @@ class PackedForward:
         size = max(1, CHUNK_BYTES // (4 * vocabulary))
         pieces = max(1, math.ceil(count / size))
         edges = np.linspace(0, count, pieces + 1).astype(int).tolist()
-        return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        return [slice(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
 
     def _on_device(self, array: Indices | Any) -> Tensor:
+        """Return a numpy array as int64 tensor on the model's device."""
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, torch.int64)
 
 
@@ -232,15 +253,15 @@ def probe_packing(forward: PackedForward) -> bool:
     model, dtype = forward.model, forward.head.weight.dtype
     rng = np.random.default_rng(0)
     token_ids = [rng.integers(0, forward.head.weight.shape[0], size) for size in (PREFIX, *ENDS, *LENGTHS)]
-    prefix, first_branch, second_branch, *others = token_ids
-    samples = [np.concatenate([prefix, first_branch]), np.concatenate([prefix, second_branch]), *others]
-    before = model.config._attn_implementation
+    prefix, first_branch, second_branch, *single_samples = token_ids
+    samples = [np.concatenate([prefix, first_branch]), np.concatenate([prefix, second_branch]), *single_samples]
+    original_attention = model.config._attn_implementation
     with torch.no_grad():
         with use_attention(model, EAGER):
             logits = model(input_ids=pad_sequences(samples, forward.device), use_cache=False).logits
-            plain = [row[: ids.size] for row, ids in zip(logits, samples, strict=True)]
-            alone = _compute_alone(forward, samples)
-        if not logits_match(alone, torch.cat(plain), dtype):
+            expected_logits = [row[: ids.size] for row, ids in zip(logits, samples, strict=True)]
+            separate_logits = _compute_alone(forward, samples)
+        if not logits_match(separate_logits, torch.cat(expected_logits), dtype):
             raise ConfigError(
                 f"ajet cannot train {type(model).__name__} correctly: its logits are not the output of its head.",
                 where="ajet.model.path",
@@ -249,15 +270,17 @@ def probe_packing(forward: PackedForward) -> bool:
         use_tree_attention(model)
         try:
             windows: dict[int, int | None] = {}
-            packed = _compute_packed(forward, prefix, first_branch, second_branch, others, windows)
+            packed = _compute_packed(forward, prefix, first_branch, second_branch, single_samples, windows)
             reason = explain_unseen_masks(model, windows)
-            if not reason and logits_match(packed, _arrange_rows(plain), dtype):
+            if not reason and logits_match(packed, _arrange_rows(expected_logits), dtype):
                 return True
             reason = reason or "its layers keep a recurrent state, or use an attention of their own"
         except (TypeError, ValueError) as error:
             reason = str(error)
-        set_attention(model, before)
-        if before != EAGER and not logits_match(_compute_alone(forward, samples), torch.cat(plain), dtype):
+        set_attention(model, original_attention)
+        if original_attention != EAGER and not logits_match(
+            _compute_alone(forward, samples), torch.cat(expected_logits), dtype
+        ):
             set_attention(model, EAGER)
     logger.warning(
         "{} does not support several samples in one pass, so they are computed one at a time ({})",
@@ -276,11 +299,18 @@ def use_tree_attention(model: Any) -> None:
 def _compute_alone(forward: PackedForward, samples: list[Any]) -> Tensor:
     """Return the logits of samples run separately, shape [sum of T, V], computed from hidden states by the head."""
     states = forward.trunk(input_ids=pad_sequences(samples, forward.device), use_cache=False).last_hidden_state
-    return forward.logits(torch.cat([row[: ids.size] for row, ids in zip(states, samples, strict=True)]))
+    return forward.logits(
+        torch.cat([states_of_sample[: ids.size] for states_of_sample, ids in zip(states, samples, strict=True)])
+    )
 
 
 def _compute_packed(
-    forward: PackedForward, prefix: Any, left: Any, right: Any, others: list[Any], windows: dict[int, int | None]
+    forward: PackedForward,
+    prefix: Any,
+    first_branch: Any,
+    second_branch: Any,
+    single_samples: list[Any],
+    windows: dict[int, int | None],
 ) -> Tensor:
     """Return the logits of two packed rows, to compare them with separate passes.
 
@@ -288,19 +318,19 @@ def _compute_packed(
 
     Args:
         prefix: Ids shared by the two samples of the tree.
-        left: Further ids of the first sample.
-        right: Further ids of the second sample.
-        others: Ids of the neighbouring samples.
+        first_branch: Further ids of the tree's first sample.
+        second_branch: Further ids of the tree's second sample.
+        single_samples: Ids of the neighbouring samples.
         windows: Gets each layer's sliding window in tokens, None without one.
     """
-    sizes = (prefix.size, left.size, right.size)
+    sizes = (prefix.size, first_branch.size, second_branch.size)
     tree = (
-        np.concatenate([prefix, left, right]),
+        np.concatenate([prefix, first_branch, second_branch]),
         np.concatenate([np.arange(sizes[0] + sizes[1]), np.arange(sizes[0], sizes[0] + sizes[2])]),
         np.repeat(np.arange(3), sizes),
         np.array([-1, 0, 0]),
     )
-    chains = [(ids, np.arange(ids.size), np.zeros(ids.size, np.int64), np.array([-1])) for ids in others]
+    chains = [(ids, np.arange(ids.size), np.zeros(ids.size, np.int64), np.array([-1])) for ids in single_samples]
     logits = []
     for row in ([chains[0], tree, chains[1]], [chains[2], chains[1], tree]):
         trees, end = [], 0
@@ -322,9 +352,9 @@ def _compute_packed(
 
 def _arrange_rows(plain: list[Tensor]) -> Tensor:
     """Concatenate the expected logits in the order of `_compute_packed`."""
-    first_branch, second_branch, *others = plain
+    first_branch, second_branch, *single_logits = plain
     tree = [first_branch, second_branch[PREFIX:]]
-    return torch.cat([others[0], *tree, others[1], others[2], others[1], *tree])
+    return torch.cat([single_logits[0], *tree, single_logits[1], single_logits[2], single_logits[1], *tree])
 
 
 ROWS = 8
@@ -336,6 +366,9 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return the targets' log-probabilities and the entropies, float32 [C] each. Saves the probabilities [C, V] for
+        backward.
+        """
         if temperature == 1.0:
             table = torch.log_softmax(logits, -1, dtype=torch.float32)
         else:
@@ -354,6 +387,9 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
+        """Return the gradient of the logits [C, V]: (one-hot of the target minus probabilities) / temperature, times
+        the gradient.
+        """
         probs, targets = ctx.saved_tensors
         scale = grads[0] / ctx.temperature
         grad = probs.neg_()
@@ -389,16 +425,18 @@ def truncated_logprobs(
         top_k: -1 disables truncation.
         slack: probability mass that rounding may move across the border of top_p.
     """
-    table = torch.log_softmax(logits.float() / temperature, -1)
-    target_logits = table.gather(1, targets[:, None]).squeeze(1)
-    ordered = table.sort(-1, descending=True).values
+    logprobs = torch.log_softmax(logits.float() / temperature, -1)
+    target_logits = logprobs.gather(1, targets[:, None]).squeeze(1)
+    ordered = logprobs.sort(-1, descending=True).values
     if 0 < top_k < ordered.shape[1]:
         ordered = ordered[:, :top_k]
-    share = ordered.softmax(-1)
-    before = share.cumsum(-1) - share
+    probabilities = ordered.softmax(-1)
+    mass_before = probabilities.cumsum(-1) - probabilities
     bounds = []
+    # More remaining tokens mean a lower probability of each: the larger mass gives the lower bound.
     for mass in (top_p + slack, top_p - slack):
-        outside = before >= mass if top_p < 1 else torch.zeros_like(before, dtype=torch.bool)
+        outside = mass_before >= mass if top_p < 1 else torch.zeros_like(mass_before, dtype=torch.bool)
+        # The most likely token always belongs to the distribution.
         outside[:, 0] = False
         bounds.append(target_logits - ordered.masked_fill(outside, float("-inf")).logsumexp(-1))
     return bounds[0], bounds[1]

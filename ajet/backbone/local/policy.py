@@ -45,6 +45,15 @@ class LocalPolicy:
         start: Path | None = None,
         verdicts: VerdictCache | None = None,
     ) -> None:
+        """Add the configured adapters to the model and move all trained weights into one buffer.
+
+        Args:
+            lora: Settings of the adapters. Without adapters all weights are trained.
+            reference: True to keep a copy of the untrained model if no adapters make it available.
+            gradient_checkpointing: True to recompute activations in the backward pass.
+            start: Model folder whose adapters are loaded.
+            verdicts: Stores which models passed the packing check on this machine.
+        """
         self.model = model.eval()
         replace_norms(model)
         self.adapted = add_adapters(model, lora) if lora.trains_adapters else None
@@ -58,7 +67,7 @@ class LocalPolicy:
         if start is not None:
             for name in Adapters.from_folder(start).names:
                 load_adapter_weights(self.adapted, start, name)
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if self.adapters:
             trained.sort(key=lambda pair: self.adapters.names.index(parse_adapter_name(pair[0])))
         self.weights = FlatWeights(trained)
@@ -94,10 +103,10 @@ class LocalPolicy:
         """
         if adapter is None:
             return 0, self.weights.size
-        places = self.weights.places
-        own_indices = [index for index, place in enumerate(places) if parse_adapter_name(place.name) == adapter]
-        return places[own_indices[0]].start, places[own_indices[-1] + 1].start if own_indices[-1] + 1 < len(
-            places
+        slots = self.weights.places
+        slot_indices = [index for index, slot in enumerate(slots) if parse_adapter_name(slot.name) == adapter]
+        return slots[slot_indices[0]].start, slots[slot_indices[-1] + 1].start if slot_indices[-1] + 1 < len(
+            slots
         ) else self.weights.size
 
     def changed(self) -> Iterator[tuple[str, torch.Tensor]]:

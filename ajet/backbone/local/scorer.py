@@ -83,6 +83,7 @@ class LocalScorer(ForwardScorer):
     """
 
     def __init__(self, experiment: Experiment, checkpoint: Path | None = None) -> None:
+        """Load the model, then the checkpoint's weights in the number format in which they were trained."""
         from ajet.engine.model_source import locate_configured_model
         from ajet.engine.models import load_model
 
@@ -182,17 +183,17 @@ def recompute_losses(
     """
     samples = batch.samples
     if tokens.kl_coef is not None and reference is not None:
-        samples = [replace(each, reference=its) for each, its in zip(samples, reference, strict=True)]
+        samples = [replace(sample, reference=logprobs_T) for sample, logprobs_T in zip(samples, reference, strict=True)]
     old = placed(samples, rows, logprobs) if tokens.needs_old_logprobs else None
     loss = StepLoss(samples, tokens, scale, compare_engine=False, old=old, version=version, written=batch.written)
     slope = kl_slope = 0.0
     for row, row_logprobs in zip(rows, logprobs, strict=True):
         policy = torch.from_numpy(np.array(row_logprobs, np.float32)).requires_grad_()
-        its = loss.row(row.targets, policy.device, None)
-        (gradient,) = torch.autograd.grad(its(policy, torch.zeros_like(policy), slice(0, policy.numel())), policy)
+        row_loss = loss.row(row.targets, policy.device, None)
+        (gradient,) = torch.autograd.grad(row_loss(policy, torch.zeros_like(policy), slice(0, policy.numel())), policy)
         slope += float(gradient.abs().sum())
-        if its.reference is not None:
-            (kl_gradient,) = torch.autograd.grad(estimate_kl(policy, its.reference, tokens.kl_type).sum(), policy)
+        if row_loss.reference is not None:
+            (kl_gradient,) = torch.autograd.grad(estimate_kl(policy, row_loss.reference, tokens.kl_type).sum(), policy)
             kl_slope += float(kl_gradient.abs().sum())
     means = loss.tally.means()
     losses = {"loss": RecomputedLoss(means["loss"], SIDES * slope)}

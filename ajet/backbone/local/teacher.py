@@ -36,6 +36,7 @@ class LocalTeacher:
     """
 
     def __init__(self, experiment: Experiment, tokenizer: Any) -> None:
+        """Load the teacher's model with the run's settings, but without the policy's adapters."""
         from ajet.engine.models import load_tokenizer
 
         settings = experiment.ajet.model_copy(deep=True)
@@ -64,6 +65,7 @@ class LocalTeacher:
             del self._scorer
 
     def _compute_logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
+        """Return log-probabilities as `logprobs` does, for one caller at a time."""
         samples = [Sample(line, "", 0, np.zeros(line.ids.size, np.float32), 0.0) for line in lines]
         with self._lock:
             return score_samples(self._scorer, samples, tokens=self._tokens, temperature=1.0)
@@ -75,10 +77,12 @@ def require_same_vocabulary(policy: Any, teacher: Any) -> None:
     Raises:
         ConfigError: an id maps to different tokens.
     """
-    own, other = ({token: text for text, token in each.get_vocab().items()} for each in (policy, teacher))
-    for token in sorted(own.keys() | other.keys()):
-        if own.get(token) != other.get(token):
-            here, there = own.get(token), other.get(token)
+    policy_vocabulary, teacher_vocabulary = (
+        {token: text for text, token in tokenizer.get_vocab().items()} for tokenizer in (policy, teacher)
+    )
+    for token in sorted(policy_vocabulary.keys() | teacher_vocabulary.keys()):
+        if policy_vocabulary.get(token) != teacher_vocabulary.get(token):
+            policy_text, teacher_text = policy_vocabulary.get(token), teacher_vocabulary.get(token)
             raise build_tokenizer_error(
-                f"token id {token} is {here!r} in the policy's tokenizer and {there!r} in the teacher's"
+                f"token id {token} is {policy_text!r} in the policy's tokenizer and {teacher_text!r} in the teacher's"
             )

@@ -67,6 +67,7 @@ class Trainer:
         verdicts: VerdictCache | None = None,
         teacher: PackedForward | None = None,
     ) -> None:
+        """Build the policy, its optimizer and, if the algorithm needs one, the critic, all at version 0."""
         self.settings = config.trainer_common
         algorithm = algorithm or open_algorithm(config)
         self.tokens = TokenLoss.from_settings(self.settings, algorithm)
@@ -149,49 +150,55 @@ class Trainer:
         """
         began = time.monotonic()
         self._require_adapters(batch.samples)
-        parts = split_mini_batches(batch.samples, self.settings.mini_batch_num)
+        mini_batches = split_mini_batches(batch.samples, self.settings.mini_batch_num)
         lr = self.schedule.rate_at(batch.step - 1)
         tallies: list[LossTally] = []
         norms: list[float] = []
-        own: list[dict[str, float]] = []
-        critics: list[ValueTally] = []
-        tokens = 0
+        adapter_norms: list[dict[str, float]] = []
+        critic_tallies: list[ValueTally] = []
+        computed_tokens = 0
         tokens_loss = self.tokens.tighten(gap, alarm)
-        warming = self.critic is not None and batch.step <= self.critic.settings.warmup
-        with self._all_or_nothing(sum(self._count_moves([batch.samples[index] for index in part]) for part in parts)):
-            looks_back = len(parts) > 1 or self.tokens.needs_old_logprobs
-            old = self.logprobs(batch.samples, temperature=batch.temperature) if looks_back else None
-            for number, part in enumerate(parts):
-                samples = [batch.samples[index] for index in part]
-                moved = number > 0 and self.tokens.policy.over_replies
+        trains_critic_only = self.critic is not None and batch.step <= self.critic.settings.warmup
+        with self._all_or_nothing(
+            sum(
+                self._count_moves([batch.samples[index] for index in sample_indices]) for sample_indices in mini_batches
+            )
+        ):
+            needs_old_logprobs = len(mini_batches) > 1 or self.tokens.needs_old_logprobs
+            old = self.logprobs(batch.samples, temperature=batch.temperature) if needs_old_logprobs else None
+            for number, sample_indices in enumerate(mini_batches):
+                samples = [batch.samples[index] for index in sample_indices]
+                # A loss over complete replies compares with the weights before this optimizer step, not only before
+                # the update.
+                weights_have_moved = number > 0 and self.tokens.policy.over_replies
                 loss = StepLoss(
                     samples,
                     tokens_loss,
                     compute_mini_batch_scale(self.settings.algorithm.loss_aggregation, batch.samples, samples),
                     compare_engine=not (self.truncates or batch.written),
-                    old=[old[index] for index in part] if old is not None else None,
-                    present=self.logprobs(samples, temperature=batch.temperature) if moved else None,
+                    old=[old[index] for index in sample_indices] if old is not None else None,
+                    present=self.logprobs(samples, temperature=batch.temperature) if weights_have_moved else None,
                     version=self.version,
                     written=batch.written,
                 )
                 critic = StepValueLoss(self.critic, samples, loss.scale) if self.critic is not None else None
-                tokens += self.add_gradients(loss, batch.temperature, critic=critic)
-                norm, its_own = self._step_optimizer(loss, lr, critic, warming=warming)
+                computed_tokens += self.add_gradients(loss, batch.temperature, critic=critic)
+                norm, norms_by_adapter = self._step_optimizer(loss, lr, critic, warming=trains_critic_only)
                 norms.append(norm)
-                own.append(its_own)
+                adapter_norms.append(norms_by_adapter)
                 tallies.append(loss.tally)
-                critics += [critic.tally] if critic is not None else []
+                critic_tallies += [critic.tally] if critic is not None else []
         if not batch.written:
             release_memory()
         self.version += 1
         self.has_partial_update = False
         tally = LossTally.merge(tallies)
         self.fresh_gap = tally.fresh_gap / tally.fresh if tally.fresh else None
-        metrics = self.build_metrics(tally, norms, lr, tokens, time.monotonic() - began)
-        metrics |= self._adapter_metrics(batch.samples, own)
+        metrics = self.build_metrics(tally, norms, lr, computed_tokens, time.monotonic() - began)
+        metrics |= self._adapter_metrics(batch.samples, adapter_norms)
         if self._teacher is not None:
             metrics["distillation/reverse_kl"] = tally.teacher_kl / max(tally.tokens, 1)
-        metrics |= ValueTally.merge(critics).means() if critics else {}
+        metrics |= ValueTally.merge(critic_tallies).means() if critic_tallies else {}
         if tokens_loss is not self.tokens:
             assert gap is not None and tokens_loss.is_cap is not None
             metrics |= build_tightened_metrics(gap, tokens_loss.is_cap)
@@ -204,9 +211,9 @@ class Trainer:
         Raises:
             UserError: an adapter is missing, or a sample names none.
         """
-        known: set[str | None] = {*self.policy.adapters.names} or {None}
+        adapter_names: set[str | None] = {*self.policy.adapters.names} or {None}
         for sample in samples:
-            if sample.timeline.sampled and sample.timeline.adapter not in known:
+            if sample.timeline.sampled and sample.timeline.adapter not in adapter_names:
                 raise UserError(
                     f"Episode {sample.episode} was sampled with "
                     f"{sample.timeline.adapter or 'no adapter of its own'}, which this trainer does not have.",
@@ -221,8 +228,8 @@ class Trainer:
         gradients and random numbers stay unchanged.
         """
         device = self.policy.weights.values.device
-        for held in self._list_state_tensors():
-            held.mul_(1)  # touches pages that were allocated but never used
+        for state_tensor in self._list_state_tensors():
+            state_tensor.mul_(1)  # touches pages that were allocated but never used
         with (
             torch.random.fork_rng([device] if device.type == "cuda" else []),
             self._all_or_nothing(self.settings.mini_batch_num * max(1, len(self.policy.adapters.names))),
@@ -231,8 +238,8 @@ class Trainer:
             loss = StepLoss(samples, self.tokens, 1.0, compare_engine=False, old=old, version=self.version)
             critic = None
             if self.critic is not None:
-                for sample, before in zip(samples, self.values(samples), strict=True):
-                    sample.values = sample.returns = before
+                for sample, values_of_sample in zip(samples, self.values(samples), strict=True):
+                    sample.values = sample.returns = values_of_sample
                 critic = StepValueLoss(self.critic, samples, 1.0)
             # gradients of several passes are float32, the larger case
             self.add_gradients(loss, self.temperature, passes=2, critic=critic)
@@ -292,6 +299,9 @@ class Trainer:
             hidden = teacher.hidden(row)
 
         def logits_loss(logits_C_V: torch.Tensor, target_range: slice) -> torch.Tensor:
+            """Return the weighted divergence at some targets, from the policy's logits [C, V]. The teacher has no
+            gradient.
+            """
             with torch.no_grad():
                 target = teacher.logits(hidden[target_range])
             return loss.weigh_divergence(
@@ -316,41 +326,42 @@ class Trainer:
         """
         gradients = self.policy.weights.gradients
         assert gradients is not None
-        finite, held = math.isfinite(loss.tally.loss), None
-        if critic is not None and finite:
-            held = critic.head.held()
-            finite = math.isfinite(critic.learn())
-        named, own = self._list_sampling_adapters(loss.samples), dict[str, float]()
-        if warming and finite:
+        is_finite, critic_state = math.isfinite(loss.tally.loss), None
+        if critic is not None and is_finite:
+            critic_state = critic.head.held()
+            is_finite = math.isfinite(critic.learn())
+        sampling_adapters, norms_by_adapter = self._list_sampling_adapters(loss.samples), dict[str, float]()
+        # While the critic warms up, the policy's gradients are measured but not applied.
+        if warming and is_finite:
             norm = gradient_norm(gradients)
         elif not self.policy.adapters:
-            self.has_partial_update |= finite
-            norm = self.optimizer.step(gradients, lr) if finite else math.nan
+            self.has_partial_update |= is_finite
+            norm = self.optimizer.step(gradients, lr) if is_finite else math.nan
         else:
-            norm = gradient_norm(gradients) if finite else math.nan
-            for name in named if math.isfinite(norm) else ():
+            norm = gradient_norm(gradients) if is_finite else math.nan
+            for name in sampling_adapters if math.isfinite(norm) else ():
                 self.has_partial_update = True
-                own[name] = self.optimizer.step(gradients, lr, part=name, at=self.policy.locate_part(name))
+                norms_by_adapter[name] = self.optimizer.step(gradients, lr, part=name, at=self.policy.locate_part(name))
         self.policy.weights.drop_gradients()
         if not math.isfinite(norm):
-            if critic is not None and held is not None:
+            if critic is not None and critic_state is not None:
                 # The critic has stepped already. A skipped step must change nothing.
-                critic.head.restore(held)
+                critic.head.restore(critic_state)
             logger.warning(
                 "loss {} and gradient norm {} are not finite: ajet skips this optimizer step", loss.tally.loss, norm
             )
-            return math.nan, own
-        return norm, own
+            return math.nan, norms_by_adapter
+        return norm, norms_by_adapter
 
     def _adapter_metrics(self, samples: Sequence[Sample], norms: Sequence[dict[str, float]]) -> dict[str, float]:
         """Return trained tokens and gradient norm for each of several adapters."""
         metrics: dict[str, float] = {}
         for name in self.policy.adapters.names:
-            own = [sample.timeline.sampled for sample in samples if sample.timeline.adapter == name]
-            metrics[f"adapters/{name}/trained_tokens"] = sum(own)
-            found = [norm[name] for norm in norms if math.isfinite(norm.get(name, math.nan))]
-            if found:
-                metrics[f"adapters/{name}/grad_norm"] = float(np.mean(found))
+            token_counts = [sample.timeline.sampled for sample in samples if sample.timeline.adapter == name]
+            metrics[f"adapters/{name}/trained_tokens"] = sum(token_counts)
+            finite_norms = [norm[name] for norm in norms if math.isfinite(norm.get(name, math.nan))]
+            if finite_norms:
+                metrics[f"adapters/{name}/grad_norm"] = float(np.mean(finite_norms))
         return metrics
 
     def _list_sampling_adapters(self, samples: Sequence[Sample]) -> list[str]:
@@ -363,6 +374,9 @@ class Trainer:
         return len(self._list_sampling_adapters(samples)) if self.policy.adapters else 1
 
     def _pack_rows(self, samples: Sequence[Sample], forward: PackedForward) -> list[PackedRow]:
+        """Pack samples into rows. Prefixes are shared only if the policy, and the teacher if there is one, can compute
+        them.
+        """
         shares = forward.packed and (self._teacher is None or self._teacher.packed)
         return pack(samples, self.settings.micro_batch_tokens, share_prefixes=shares)
 
@@ -376,23 +390,23 @@ class Trainer:
         Args:
             steps: Number of optimizer steps in the block.
         """
-        weights, optimizer, held = self.policy.weights, self.optimizer, self._list_state_tensors()
-        copies = [tensor.clone() for tensor in held] if steps > 1 else None
+        weights, optimizer, state_tensors = self.policy.weights, self.optimizer, self._list_state_tensors()
+        copies = [tensor.clone() for tensor in state_tensors] if steps > 1 else None
         counts = dict(optimizer.counts)
-        critic = self.critic.held() if self.critic is not None else None
+        critic_state = self.critic.held() if self.critic is not None else None
         try:
             yield
         except BaseException:
             # True if the state can be restored: there is a copy, or no weight has changed yet.
-            undone = copies is not None or not self.has_partial_update
+            can_restore = copies is not None or not self.has_partial_update
             self.has_partial_update = True  # stays set during the restore, in case of another interrupt
             if copies is not None:
-                for tensor, copied in zip(held, copies, strict=True):
+                for tensor, copied in zip(state_tensors, copies, strict=True):
                     tensor.copy_(copied)
                 optimizer.counts = counts
-            if self.critic is not None and critic is not None:
-                self.critic.restore(critic)
-            self.has_partial_update = not undone
+            if self.critic is not None and critic_state is not None:
+                self.critic.restore(critic_state)
+            self.has_partial_update = not can_restore
             raise
         finally:
             weights.drop_gradients()
@@ -418,8 +432,8 @@ class Trainer:
         """
         metrics = tally.means() if tally.steps else {}
         metrics |= stale_metrics(tally.tokens, tally.stale, tally.stale_weight, tally.stale_capped)
-        taken = [norm for norm in norms if math.isfinite(norm)]
-        metrics["grad_norm"] = float(np.mean(taken)) if taken else math.nan
-        metrics |= {"steps_skipped": len(norms) - len(taken), "lr": lr, "computed_tokens": tokens}
+        finite_norms = [norm for norm in norms if math.isfinite(norm)]
+        metrics["grad_norm"] = float(np.mean(finite_norms)) if finite_norms else math.nan
+        metrics |= {"steps_skipped": len(norms) - len(finite_norms), "lr": lr, "computed_tokens": tokens}
         metrics["seconds/train"] = seconds
         return metrics

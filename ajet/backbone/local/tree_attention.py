@@ -118,6 +118,7 @@ class TreePlan:
 
 
 def _make_causal_mask(queries: int, keys: int, before: int, device: torch.device) -> Tensor:
+    """Return a boolean mask [queries, keys]: query i sees the first `before` + i + 1 keys."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(before)
 
 
@@ -163,9 +164,9 @@ def tree_attention(
     terms = _AttentionTerms(scaling, softcap, s_aux)
     trees.windows[int(getattr(module, "layer_idx", 0))] = sliding_window
     sizes = trees.sizes
-    parts = zip(query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), strict=True)
+    tensors_by_tree = zip(query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), strict=True)
     outputs = []
-    for index, (q, k, v) in enumerate(parts):
+    for index, (q, k, v) in enumerate(tensors_by_tree):
         tree = trees.trees[index]
         reach = _bound_reach(tree) if sliding_window is not None else 0
         window = sliding_window if sliding_window is not None and reach > sliding_window else None
@@ -177,7 +178,7 @@ def tree_attention(
             outputs.append(subtree_attention(tree, q, k, v, terms.scaling))
         else:
             outputs.extend(_attend_by_segment(trees, tree, q, k, v, terms, window))
-    return torch.cat([part.transpose(1, 2) for part in outputs], 1), None
+    return torch.cat([output.transpose(1, 2) for output in outputs], 1), None
 
 
 def uses_subtrees(q: Tensor, terms: _AttentionTerms, window: int | None) -> bool:
@@ -239,42 +240,42 @@ def _slice_path(path: Sequence[int], lengths: Sequence[int], low: int, stop: int
     """Yield positions [low, stop) of a path as (segment, start, stop) within each segment."""
     offset = 0
     for segment in path:
-        a, b = max(low - offset, 0), min(stop - offset, lengths[segment])
-        if a < b:
-            yield segment, a, b
+        start, end = max(low - offset, 0), min(stop - offset, lengths[segment])
+        if start < end:
+            yield segment, start, end
         offset += lengths[segment]
 
 
 def _attend_path(
-    q: Tensor, pieces: Sequence[tuple[Tensor, Tensor]], seen: Tensor | int, terms: _AttentionTerms
+    q: Tensor, pieces: Sequence[tuple[Tensor, Tensor]], visible: Tensor | int, terms: _AttentionTerms
 ) -> Tensor:
     """Attend queries [.., R, d] to a path's keys and values.
 
     Args:
-        seen: a mask, or the number of keys before the first query's own.
+        visible: A mask, or the number of keys before the first query's own.
     """
-    keys, values = (torch.cat(part, 2) for part in zip(*pieces, strict=True))
-    mask = _make_causal_mask(q.shape[2], keys.shape[2], seen, q.device) if isinstance(seen, int) else seen
+    keys, values = (torch.cat(tensors, 2) for tensors in zip(*pieces, strict=True))
+    mask = _make_causal_mask(q.shape[2], keys.shape[2], visible, q.device) if isinstance(visible, int) else visible
     return _attend_dense(q, keys, values, mask, terms)
 
 
 def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, terms: _AttentionTerms) -> Tensor:
     """Compute scaled dot-product attention, causal without a mask. Query heads may share key heads."""
     groups = q.shape[1] // k.shape[1]
-    native = terms.fused and groups > 1 and (mask is None or q.device.type == "cpu")
-    if groups > 1 and not native:
+    shares_heads = terms.fused and groups > 1 and (mask is None or q.device.type == "cpu")
+    if groups > 1 and not shares_heads:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     if terms.fused:
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=terms.scaling, enable_gqa=native
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=terms.scaling, enable_gqa=shares_heads
         )
     parts = []
     for start in range(0, q.shape[2], WRITTEN_BLOCK):
         block = q[:, :, start : start + WRITTEN_BLOCK]
         # without a mask, keys and queries have equal length, and no query of the block sees keys beyond its last
-        visible = start + block.shape[2] if mask is None else mask.shape[1]
-        which = start if mask is None else mask[start : start + WRITTEN_BLOCK]
-        arguments = (block, k[:, :, :visible], v[:, :, :visible], which, terms)
+        visible_keys = start + block.shape[2] if mask is None else mask.shape[1]
+        mask_or_offset = start if mask is None else mask[start : start + WRITTEN_BLOCK]
+        arguments = (block, k[:, :, :visible_keys], v[:, :, :visible_keys], mask_or_offset, terms)
         if torch.is_grad_enabled():
             parts.append(checkpoint(_attend_written_out, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -282,18 +283,19 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, terms: _
     return torch.cat(parts, 2)
 
 
-def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | int, terms: _AttentionTerms) -> Tensor:
+def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | int, terms: _AttentionTerms) -> Tensor:
     """Compute attention as two matrix products, as in transformers' eager attention.
 
     Args:
-        seen: a mask, or the number of keys before the first query's own. A mask built here is not stored for backward.
+        visible: A mask, or the number of keys before the first query's own. A mask built here is not stored for
+            backward.
     """
-    if isinstance(seen, int):
-        seen = _make_causal_mask(q.shape[2], k.shape[2], seen, q.device)
+    if isinstance(visible, int):
+        visible = _make_causal_mask(q.shape[2], k.shape[2], visible, q.device)
     scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if terms.scaling is None else terms.scaling)
     if terms.softcap is not None:
         scores = torch.tanh(scores / terms.softcap) * terms.softcap
-    scores = scores.masked_fill(~seen, float("-inf"))
+    scores = scores.masked_fill(~visible, float("-inf"))
     if terms.sinks is not None:
         sinks = terms.sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
         scores = torch.cat([scores, sinks], -1)
@@ -341,57 +343,69 @@ class _Subtrees(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tree: Tree, scaling: float | None) -> Tensor:
+        """Compute the outputs [1, H, n, d] call by call, and save the log-sum-exp of each query's scores [1, H, n] for
+        backward.
+        """
         exact = torch.promote_types(q.dtype, torch.float32)
         out = torch.empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3], dtype=exact).transpose(1, 2)
-        sums = torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=exact).transpose(1, 2)
-        heads = q.shape[1] // k.shape[1]
-        for queries, visible, causal in list_pieces(tree):
-            part, more = _forward(
+        log_sums = torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=exact).transpose(1, 2)
+        queries_per_key_head = q.shape[1] // k.shape[1]
+        for queries, keys, causal in list_pieces(tree):
+            partial_output, partial_log_sum = _forward(
                 q[:, :, queries],
-                _repeat_heads(k, visible, heads),
-                _repeat_heads(v, visible, heads),
+                _repeat_heads(k, keys, queries_per_key_head),
+                _repeat_heads(v, keys, queries_per_key_head),
                 0.0,
                 causal,
                 scale=scaling,
             )
-            into, total = out[:, :, queries], sums[:, :, queries]
+            output, log_sum = out[:, :, queries], log_sums[:, :, queries]
             if causal:
-                into.copy_(part)
-                total.copy_(more)
+                output.copy_(partial_output)
+                log_sum.copy_(partial_log_sum)
                 continue
             # Two softmax parts over different keys combine with weights exp(own log-sum - joint log-sum).
-            both = torch.logaddexp(total, more)
-            into.mul_((total - both).exp_()[..., None]).addcmul_(part.to(exact), (more - both).exp_()[..., None])
-            total.copy_(both)
+            joint_log_sum = torch.logaddexp(log_sum, partial_log_sum)
+            output.mul_((log_sum - joint_log_sum).exp_()[..., None]).addcmul_(
+                partial_output.to(exact), (partial_log_sum - joint_log_sum).exp_()[..., None]
+            )
+            log_sum.copy_(joint_log_sum)
         out = out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, sums)
+        ctx.save_for_backward(q, k, v, out, log_sums)
         ctx.tree, ctx.scaling = tree, scaling
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        q, k, v, out, sums = ctx.saved_tensors
-        heads = q.shape[1] // k.shape[1]
-        gradients = [torch.zeros_like(each, dtype=sums.dtype) for each in (q, k, v)]
-        for queries, visible, causal in list_pieces(ctx.tree):
-            parts = _backward(
+        """Return the gradients of queries, keys and values. The final log-sums turn each call's scores into the final
+        weights.
+        """
+        q, k, v, out, log_sums = ctx.saved_tensors
+        queries_per_key_head = q.shape[1] // k.shape[1]
+        gradients = [torch.zeros_like(tensor, dtype=log_sums.dtype) for tensor in (q, k, v)]
+        for queries, keys, causal in list_pieces(ctx.tree):
+            partial_gradients = _backward(
                 grads[0][:, :, queries], q[:, :, queries],
-                _repeat_heads(k, visible, heads), _repeat_heads(v, visible, heads),
-                out[:, :, queries], sums[:, :, queries], 0.0, causal, scale=ctx.scaling,
+                _repeat_heads(k, keys, queries_per_key_head), _repeat_heads(v, keys, queries_per_key_head),
+                out[:, :, queries], log_sums[:, :, queries], 0.0, causal, scale=ctx.scaling,
             )  # fmt: skip
-            gradients[0][:, :, queries] += parts[0]
-            for into, part in zip(gradients[1:], parts[1:], strict=True):
-                into[:, :, visible] += part if heads == 1 else part.unflatten(1, (-1, heads)).sum(2, dtype=sums.dtype)
-        return *(each.to(original.dtype) for each, original in zip(gradients, (q, k, v), strict=True)), None, None
+            gradients[0][:, :, queries] += partial_gradients[0]
+            for gradient, partial_gradient in zip(gradients[1:], partial_gradients[1:], strict=True):
+                gradient[:, :, keys] += (
+                    partial_gradient
+                    if queries_per_key_head == 1
+                    else partial_gradient.unflatten(1, (-1, queries_per_key_head)).sum(2, dtype=log_sums.dtype)
+                )
+        return *(tensor.to(original.dtype) for tensor, original in zip(gradients, (q, k, v), strict=True)), None, None
 
 
-def _repeat_heads(inputs: Tensor, seen: slice, heads: int) -> Tensor:
+def _repeat_heads(inputs: Tensor, tokens: slice, heads: int) -> Tensor:
     """Return a segment's keys or values, repeated for the query heads that share them.
 
     Args:
         inputs: Keys or values of all tokens.
-        seen: The segment's tokens.
+        tokens: The range of the segment's tokens.
         heads: Query heads per key head.
     """
-    part = inputs[:, :, seen]
-    return part if heads == 1 else part.repeat_interleave(heads, 1)
+    segment = inputs[:, :, tokens]
+    return segment if heads == 1 else segment.repeat_interleave(heads, 1)

@@ -38,6 +38,7 @@ class ValueHead:
     """The value head for hidden states of width `size`, always in float32."""
 
     def __init__(self, size: int, device: torch.device, trainer: TrainerConfig) -> None:
+        """Start at value 0 for every hidden state. `trainer` has the settings of the critic and of the optimizer."""
         self.settings = trainer.algorithm.critic
         optim = trainer.optim
         self.weight = torch.nn.Parameter(torch.zeros(size, dtype=torch.float32, device=device))
@@ -84,6 +85,7 @@ class ValueHead:
         self.optimizer.counts = dict(held[1])
 
     def _list_changing_tensors(self) -> list[Tensor]:
+        """Return the tensors changed by an optimizer step of the head."""
         return list(self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
@@ -128,6 +130,9 @@ class StepValueLoss:
     _columns: tuple[Any, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        """Concatenate weights, old values and returns over all samples, so that a row's targets can index them. Raises
+        ValueError without values.
+        """
         lengths = [sample.timeline.ids.size for sample in self.samples]
         self._starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
         weights = np.repeat([sample.weight * self.scale for sample in self.samples], lengths).astype(np.float32)
