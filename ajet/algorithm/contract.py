@@ -114,7 +114,10 @@ class Algorithm:
         """Compute [T] advantages from complete episodes, for algorithms that read more than the reward.
 
         Args:
-            rewards_E: Same as in `advantages`.
+            episodes_E: The scored episodes of a batch.
+            rewards_E: Their rewards. Within a group, rewards closer than `equal_rewards` are the same number.
+            penalties_E_T: The KL penalties of their trained tokens.
+            groups_E: Their group ids.
         """
         return self.advantages(rewards_E, penalties_E_T, groups_E)
 

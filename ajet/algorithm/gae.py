@@ -35,7 +35,10 @@ class Gae(Algorithm):
     needs = frozenset({"critic"})
 
     def of_values(self, rewards_E_T: Sequence[Row], values_E_T: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-        """Return advantages and returns. Returns use the advantages before normalisation over the batch."""
+        """Return advantages and the critic's target returns, shape [T] per episode.
+
+        With `norm_adv_by_std` the advantages are normalised over the batch. The returns use them before that.
+        """
         settings = self.settings
         pairs = list(zip(rewards_E_T, values_E_T, strict=True))
         advantages_E_T = [

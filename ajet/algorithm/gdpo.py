@@ -33,7 +33,7 @@ SECTION = "ajet.trainer_common.algorithm"
 
 
 class Gdpo(Grpo):
-    """Normalise each scorer's reward separately. `reward_weights` are the w_n, with default 1."""
+    """Normalise each scorer's reward separately, and sum them with `reward_weights` (1 by default)."""
 
     formula = (
         "A / std(A) over the batch, A the sum over the scorers n of `reward_weights` × (r_n,i − mean(r_n)) / "

@@ -22,7 +22,7 @@ class MaxRl(Algorithm):
     needs = frozenset({"group"})
 
     def of_group(self, returns_G: Row) -> Row:
-        """Subtract the group's mean and divide by it. Equal returns give 0."""
+        """Subtract the group's mean and divide by the mean of the absolute returns. Equal returns give 0."""
         if returns_G.size < 2 or np.ptp(returns_G) == 0:
             return np.zeros_like(returns_G)
         return (returns_G - returns_G.mean()) / np.abs(returns_G).mean()

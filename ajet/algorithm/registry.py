@@ -163,7 +163,7 @@ def _require_teacher_settings(algorithm: Algorithm, config: AjetConfig) -> None:
 
 
 def make_algorithm(name: str, base: str, settings: Settings) -> Algorithm:
-    """Make the algorithm `name` with the settings.
+    """Make the algorithm of a built-in name or a user's reference. Raises ConfigError for settings that it cannot use.
 
     Args:
         base: The folder of a user's `file.py->Class`.
@@ -239,7 +239,11 @@ def open_loss(algorithm: Algorithm) -> PolicyLoss:
 
 
 def make_loss(name: str, base: str, settings: Settings) -> PolicyLoss:
-    """Make the loss with a built-in name or a reference."""
+    """Make the loss of a built-in name or a user's reference. Raises UnresolvedReferenceError.
+
+    Args:
+        base: The folder of a user's `file.py->Class`.
+    """
     from ajet.algorithm.losses.contract import PolicyLoss
 
     part = find_part("loss", name)

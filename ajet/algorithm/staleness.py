@@ -77,7 +77,12 @@ def build_tightened_metrics(gap: float, cap: float) -> dict[str, float]:
 
 
 def warn_of_mismatch(metrics: Mapping[str, float], alarm: float | None) -> None:
-    """Log a warning if `metrics` contain the entries of `build_tightened_metrics`."""
+    """Log a warning if an update bounded its importance weights more tightly, because engine and trainer disagree.
+
+    Args:
+        metrics: Metrics of the update, with those of `build_tightened_metrics` in this case.
+        alarm: Gap in nats per token above which the bound is tightened. None: never.
+    """
     if GAP in metrics and alarm is not None:
         logger.warning(
             "the log-probabilities of engine and trainer for the same weights differ by {:.3g} nats per token, "

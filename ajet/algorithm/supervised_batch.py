@@ -47,7 +47,7 @@ def build_pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Score
 
     Args:
         groups: One pair each; the first episode is the chosen reply.
-        scores: computes the sum of log policy - log reference per reply.
+        scores: Returns the samples' [T] logprobs under the policy and under the reference model.
     """
     share = 1 / len(groups)
     sides = [
@@ -83,7 +83,7 @@ def build_pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Score
 
 
 def list_samples(groups: Sequence[Group]) -> list[Sample]:
-    """Return all samples of the groups, with weight 0."""
+    """Return all samples of the groups with weight 0, to be scored instead of trained."""
     return [
         sample
         for index, group in enumerate(groups)

@@ -77,7 +77,7 @@ class TokenLoss:
 
     @property
     def is_cap(self) -> float | None:
-        """The upper bound of importance weights."""
+        """The upper bound of importance weights. None: all weights are 1."""
         return self.correction.cap if self.correction is not None else None
 
     @property

@@ -286,7 +286,11 @@ def count_shared(left: Ids, right: Ids) -> int:
 
 
 def _build_tree(samples: Sequence[Sample], members: list[int]) -> _SampleTree:
-    """Build the tree of members sorted by their tokens."""
+    """Build the tree of samples with common prefixes, in which each shared token is stored once.
+
+    Args:
+        members: Indexes of the samples, sorted by their tokens.
+    """
     paths: list[Indices] = []
     pieces: list[Ids] = []
     predecessors: list[Indices] = []
@@ -315,7 +319,7 @@ def _build_tree(samples: Sequence[Sample], members: list[int]) -> _SampleTree:
 
 
 def _build_row(samples: Sequence[Sample], grown: Sequence[_SampleTree]) -> PackedRow:
-    """Build the row of several trees, one after the other."""
+    """Build the row of several trees, one after the other, with the targets of all their samples."""
     trees: list[Tree] = []
     targets: list[tuple[Indices, Indices, Indices, Indices]] = []
     start = 0

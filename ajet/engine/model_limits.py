@@ -38,7 +38,7 @@ class ModelLimits:
 
 
 def read_limits(folder: Path) -> ModelLimits:
-    """Read a folder in Hugging Face layout.
+    """Read a model's limits from the files of its folder, in Hugging Face layout.
 
     Raises:
         UserError: config.json is missing or not a JSON object.

@@ -72,7 +72,7 @@ def locate_model(
 
 
 def locate_configured_model(config: AjetConfig, base: Path | None) -> ModelSource:
-    """Find the model of `model.path`, as `locate_model` does."""
+    """Find the model of `model.path`, and download it if needed. Raises UserError if it cannot be found."""
     assert config.model.path is not None, "require_ready asks for it"
     return locate_model(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
 
@@ -97,7 +97,7 @@ def find_local_model(path: str, *, base: Path | None = None, weights: bool = Tru
 
 
 def describe_download(path: str, *, base: Path | None = None) -> str:
-    """Describe what `locate_model` and loading would do for a missing model."""
+    """Say in words what would be downloaded or converted to load a model that is not ready on this machine."""
     if path.startswith("embedded:"):
         from ajet.engine.embedded import describe_download as of_package
 

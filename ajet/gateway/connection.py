@@ -22,7 +22,7 @@ _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fie
 
 
 class ConnectionOwner(Protocol):
-    """The listener of a connection: `ajet.gateway.listener.Acceptor`, which imports this module."""
+    """What a connection needs of its listener. A protocol, because the listener's module imports this one."""
 
     shared: ServerCounters
 

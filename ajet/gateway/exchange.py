@@ -420,7 +420,7 @@ def read_caller(grant: Grant[Session], headers: Mapping[bytes, bytes], body: Map
 
 
 def read_retry_hint(headers: Mapping[bytes, bytes]) -> RetryHint:
-    """Return the retry hint in a request's headers."""
+    """Return the retry count and the idempotency key in a request's headers, or NO_RETRY without them."""
     count, key = headers.get(b"x-stainless-retry-count", b"0"), headers.get(b"idempotency-key")
     if count == b"0" and not key:
         return NO_RETRY

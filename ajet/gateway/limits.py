@@ -52,7 +52,7 @@ class ServerLimits:
 
 
 class ClientConnection(Protocol):
-    """The connection of a request: `ajet.gateway.connection.Connection`, which imports this module."""
+    """What the limits need of a client's connection. A protocol, because the connection's module imports this one."""
 
     shared: ServerCounters
     transport: Any

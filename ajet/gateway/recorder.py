@@ -283,7 +283,7 @@ class Recorder:
             call.finish, call.error = finish, error
 
     def add_checks(self, call: Call, names: Sequence[str]) -> None:
-        """Record the checks that fired on a call."""
+        """Record the names of the abnormal-output checks that fired on the reply of a call."""
         call.checks = tuple(names)
         self.capture.checks += [name for name in names if name not in self.capture.checks]
 

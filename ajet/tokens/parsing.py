@@ -223,7 +223,7 @@ class ReplyStream:
 
 
 class ReplyParser:
-    """Parses the styles above, and holds back only text that may still become a tag.
+    """Parses replies of one style (hermes, xml, glm, llama), and holds back only text that may still become a tag.
 
     Args:
         tools: Tools whose schemas type unquoted arguments; `None` parses no tool calls.

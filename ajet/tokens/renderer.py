@@ -63,7 +63,7 @@ class Rendered:
 
     @property
     def shown(self) -> str:
-        """The text of the ids, without `CUT`s."""
+        """The text of the ids, without the `CUT` marks inside of control tokens that content spells."""
         return uncut(self.text)
 
     @property
@@ -85,7 +85,8 @@ class Renderer:
         images: ImageTokens | None = None,
         escaped: Escaped = "tool_results",
     ) -> None:
-        """Probe the tokenizer's chat template.
+        """Find out by rendering sample conversations what the tokenizer's chat template supports. Raises UserError
+        without one.
 
         Args:
             keep_thinking: Extend a conversation also if the template strips the thinking of earlier turns.

@@ -53,12 +53,15 @@ class ChatTemplate:
         images: bool = False,
         escaped: Escaped = "tool_results",
     ) -> None:
-        """Probe the template.
+        """Find out by rendering sample conversations what the tokenizer's template supports.
 
         Args:
             options: Arguments of the template.
             images: True if the template shows images.
             escaped: The roles whose content cannot spell control tokens.
+
+        Raises:
+            UserError: The tokenizer has no chat template.
         """
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
@@ -268,7 +271,7 @@ CUT = "\ufdd0\ufdd1\ufdd0"
 
 
 def uncut(text: str) -> str:
-    """Return a text without `CUT`s, as its ids decode."""
+    """Return a text without the `CUT` marks inside of control tokens that content spells."""
     return text.replace(CUT, "")
 
 
@@ -406,7 +409,7 @@ def extend_without_thinking(
 
 
 def _complete_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool with its parameters. A function without `parameters` has none, but templates look into them."""
+    """Return a tool that has `parameters`, an empty schema if the client sent none: templates read this field."""
     function = tool.get("function")
     if not isinstance(function, Mapping) or function.get("parameters") is not None:
         return tool

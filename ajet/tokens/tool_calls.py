@@ -24,23 +24,29 @@ _PLAIN = {"True": True, "False": False, "None": None}
 
 
 def json_call(text: str, tools: Tools = ()) -> Function | None:
-    """Parse a call of Hermes and Qwen: {"name": …, "arguments": {…}}."""
+    """Parse a call of Hermes and Qwen: {"name": …, "arguments": {…}}. Any other text gives `None`."""
     return checked(decoded(text.strip()), ("arguments",))
 
 
 def harmony_call(name: str, text: str) -> Function | None:
-    """Parse a call of gpt-oss: the name is in the header, the text is the arguments."""
+    """Parse a call of gpt-oss, whose name is in the header. `None` if the text is no JSON object of arguments."""
     return checked({"name": name, "arguments": decoded(text)}, ("arguments",))
 
 
 def glm_call(text: str, tools: Tools = ()) -> Function | None:
-    """Parse a call of GLM: the name, then <arg_key>…</arg_key> and <arg_value>…</arg_value> in turn."""
+    """Parse a call of GLM: the name, then <arg_key>…</arg_key> and <arg_value>…</arg_value> in turn.
+
+    Any other text gives `None`.
+    """
     head, pairs, tail = _split_arguments(text, GLM)
     return None if tail.strip() else _build_typed_call(head.strip(), pairs, tools)
 
 
 def xml_call(text: str, tools: Tools = ()) -> Function | None:
-    """Parse a call of Qwen3.5 and Qwen3-Coder: <function=name>, <parameter=key>, the value on separate lines."""
+    """Parse a call of Qwen3.5 and Qwen3-Coder: <function=name>, <parameter=key>, the value on separate lines.
+
+    Any other text gives `None`.
+    """
     head, pairs, tail = _split_arguments(text.strip(), XML)
     if not pairs:  # a call without arguments: all text is in `head`
         head, bracket, tail = head.partition(">")

@@ -73,11 +73,13 @@ class Footprint(NamedTuple):
 
 
 def estimate_footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int | None = None) -> Footprint:
-    """Estimate the footprint of a model.
+    """Estimate memory, operations and checkpoint size of training a model on the local backbone.
 
     Args:
+        size: The numbers of the model.
+        settings: The settings of the run.
         wide: True for float32 weights, False for bfloat16.
-        context: the model's context length in tokens.
+        context: The model's context length in tokens. None: unknown.
     """
     trainer, rollout, data = settings.trainer_common, settings.rollout, settings.data
     width, rank = 4 if wide else 2, trainer.lora.total_rank
@@ -320,11 +322,15 @@ def rehearse_update(experiment: Experiment, backbone: Backbone) -> None:
 
 
 def explain_no_rehearsal(local: Footprint, free: int | None, *, on_cpu: bool) -> str:
-    """Return the reason for skipping the rehearsal, or "" if the rehearsal is needed.
+    """Return why the trial update before step 1 is skipped: memory is ample, or it would take too long.
 
     Args:
         local: The estimated memory.
         free: Free bytes. None: unknown.
+        on_cpu: True if the training runs on a processor.
+
+    Returns:
+        "" if the trial update is needed.
     """
     if free is not None and SMALL * local.peak < free:
         return f"training needs about {format_bytes(local.peak)}, and {format_bytes(free)} are free"

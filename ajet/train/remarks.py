@@ -116,7 +116,13 @@ def review_settings(settings: AjetConfig, algorithm: Algorithm | None = None) ->
 def review_tasks(
     experiment: Experiment, *, train: int, validates: bool, workflow: type[Any] | None = None
 ) -> Iterator[PlanRemark]:
-    """Yield remarks on tasks and workflow, if the backbone trains. Arguments: as in `describe_remarks`."""
+    """Yield remarks on tasks and workflow, if the backbone trains.
+
+    Args:
+        train: The number of training tasks.
+        validates: True if held-out tasks exist.
+        workflow: The class responsible for rewards. None: a judge is responsible.
+    """
     if "trains" not in experiment.backbone.can:
         return
     trainer, batch = experiment.ajet.trainer_common, experiment.ajet.data.train_batch_size
@@ -188,7 +194,13 @@ def review_overlap(experiment: Experiment, known: TaskOverlap | None) -> Iterato
 def review_machine(
     experiment: Experiment, *, train: int, validates: bool, is_colocated: bool = True
 ) -> Iterator[PlanRemark]:
-    """Yield remarks on disk and memory of the machine. Arguments: as in `describe_remarks`."""
+    """Yield remarks on disk and memory of this machine, if they do not suffice for the run.
+
+    Args:
+        train: The number of training tasks.
+        validates: True if held-out tasks exist.
+        is_colocated: True if, with `mode: async`, a sampler runs on this machine, too.
+    """
     disks = find_disks(experiment)
     for disk in disks:
         if disk.refused:

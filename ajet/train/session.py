@@ -375,7 +375,7 @@ def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None =
 def read_resumed_frontier(run: RunDirectory, tasks: TaskOrder | None) -> dict[str, Any] | None:
     """Return the store's state in the resumed checkpoint (the frontier), or None without a checkpoint.
 
-    The task order is restored from it. Raises TaskError as `open_store` does.
+    The task order is restored from it. Raises TaskError if the checkpoint was made with other tasks.
     """
     state = dict(run.resumed.state["frontier"]) if run.resumed is not None else None
     if state is not None and tasks is not None:

@@ -62,7 +62,16 @@ class RunSink:
         workflow: type[Workflow] | None = None,
         is_colocated: bool = True,
     ) -> None:
-        """Log warnings about unsuitable settings of a training. Arguments: as in `describe_remarks`."""
+        """Log a warning with all settings of a training that are allowed, but probably not intended.
+
+        Args:
+            algorithm: The algorithm of the training.
+            train: The number of training tasks.
+            validates: True if held-out tasks exist.
+            overlap: Held-out tasks that are also training tasks. None: no overlap is known.
+            workflow: The class responsible for rewards. None: a judge is responsible.
+            is_colocated: True if, with `mode: async`, a sampler runs on this machine, too.
+        """
         if remarks := describe_remarks(
             self.experiment, algorithm, train=train, validates=validates, workflow=workflow, overlap=overlap,
             is_colocated=is_colocated,

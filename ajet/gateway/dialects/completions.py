@@ -68,7 +68,7 @@ class CompletionsDialect:
         self._decode = decode
 
     def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
-        """Parse a request. Raises Refused."""
+        """Parse the JSON body of a request. Raises Refused for a field that cannot be honoured."""
         fields.refuse_unknown(body, TAKEN)
         model = fields.read_model(body)
         prompts = _read_prompts(body.get("prompt"))

@@ -20,12 +20,22 @@ _SAMPLING = frozenset({"temperature", "top_p", "top_k"})
 
 
 def invalid_value(param: str, expected: str) -> Refused:
-    """Return the refusal of a value of the wrong kind."""
+    """Return the refusal (400) of a field's value that is not what the field takes.
+
+    Args:
+        param: The field, as the client wrote it.
+        expected: What it takes, after "expected".
+    """
     return Refused(f"Invalid value for '{param}': expected {expected}.", param=param, code="invalid_value")
 
 
 def unsupported_value(param: str, why: str) -> Refused:
-    """Return the refusal of an unsupported value."""
+    """Return the refusal (400) of a field's value that the protocol allows, but this server does not support.
+
+    Args:
+        param: The field, as the client wrote it.
+        why: The reason, and what to do instead.
+    """
     return Refused(f"Unsupported value for '{param}': {why}", param=param, code="unsupported_value")
 
 

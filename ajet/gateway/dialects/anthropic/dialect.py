@@ -64,7 +64,7 @@ class AnthropicDialect:
         self._context_room = room
 
     def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
-        """Parse a request. Raises Refused."""
+        """Parse the JSON body of a Messages request. Raises Refused for a field that cannot be honoured."""
         request, thinking = _parse_request(body, caller)
         if request.max_tokens is None:
             raise fields.invalid_value("max_tokens", "an integer of at least 1")
@@ -78,7 +78,7 @@ class AnthropicDialect:
         return request
 
     def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Return a message in Anthropic's form."""
+        """Return the JSON body of the answer: a message in Anthropic's form."""
         options: MessagesOptions = request.options
         (reply,) = replies
         return {
@@ -107,7 +107,7 @@ class CountTokensDialect(AnthropicDialect):
     path = "/v1/messages/count_tokens"
 
     def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
-        """Parse a request whose tokens are to be counted. Raises Refused."""
+        """Parse a request whose prompt tokens are to be counted. Raises Refused for a field that cannot be honoured."""
         request, _ = _parse_request(body, caller)
         request.format_count = lambda tokens: {"input_tokens": tokens}
         return request

@@ -33,17 +33,17 @@ def build_content(message: dict[str, Any], thinking: ThinkingDisplay, signature:
 
 
 def thinking_block(thought: str) -> dict[str, Any]:
-    """Return a block of thinking without a signature."""
+    """Return a content block of the type `thinking`. Its signature is added later."""
     return {"type": "thinking", "thinking": thought, "signature": ""}
 
 
 def text_block(text: str) -> dict[str, Any]:
-    """Return a block of text."""
+    """Return a content block of the type `text`."""
     return {"type": "text", "text": text}
 
 
 def tool_block(call_id: str, name: str) -> dict[str, Any]:
-    """Return a block of a tool call without its input."""
+    """Return a content block of the type `tool_use`. Its input is added later."""
     return {"type": "tool_use", "id": call_id, "name": name, "input": {}}
 
 

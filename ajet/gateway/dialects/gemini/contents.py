@@ -56,7 +56,7 @@ def read_contents(value: Any, images: list[str]) -> list[dict[str, Any]]:
 
 
 class _Conversation:
-    """Builds messages content by content."""
+    """Builds messages of Chat Completions from Gemini's contents, one after the other."""
 
     def __init__(self, images: list[str]) -> None:
         self.messages: list[dict[str, Any]] = []

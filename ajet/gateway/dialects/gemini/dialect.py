@@ -55,7 +55,7 @@ class GeminiDialect:
         self._decode = decode
 
     def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
-        """Parse a request. Raises Refused."""
+        """Parse the JSON body of a request. Raises Refused for a field that cannot be honoured."""
         request = self._parse_request(body, caller)
         if request.messages[-1]["role"] == "assistant":
             raise fields.unsupported_value(
@@ -120,7 +120,9 @@ class GeminiStreamDialect(GeminiDialect):
     path = "/v1beta/models/{model}:streamGenerateContent"
 
     def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
-        """Parse a request for a stream. Raises Refused."""
+        """Parse a request for server-sent events. Raises Refused for a field that cannot be honoured, or without
+        `alt=sse`.
+        """
         if body.get("alt") != "sse":
             raise fields.unsupported_value("alt", "this server streams events only: add ?alt=sse to the address.")
         request = super().parse(body, caller)
@@ -134,7 +136,7 @@ class GeminiCountDialect(GeminiDialect):
     path = "/v1beta/models/{model}:countTokens"
 
     def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
-        """Parse a request whose tokens are to be counted. Raises Refused."""
+        """Parse a request whose prompt tokens are to be counted. Raises Refused for a field that cannot be honoured."""
         request_body = read_object(body, "")
         if "generateContentRequest" in request_body:  # the nested form of Google's API; the model is in the address
             request_body = {

@@ -81,7 +81,9 @@ class _Options:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def build_response(self, status: str, output: Sequence[Item], **values: Any) -> dict[str, Any]:
-        """Return a response object with the request's repeated fields. `values` replace its other fields."""
+        """Return a response object. It repeats the request's fields, as the protocol requires, and `values` replace its
+        own.
+        """
         is_finished = status in ("completed", "incomplete")
         return {
             "id": self.id,
@@ -125,7 +127,7 @@ class ResponsesDialect:
         self._decode = decode
 
     def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
-        """Parse a request. Raises Refused."""
+        """Parse the JSON body of a request, together with the stored response that it continues. Raises Refused."""
         fields.refuse_unknown(body, TAKEN)
         model = fields.read_model(body)
         stored = find_stored_responses(caller.dialect_state)
@@ -213,7 +215,7 @@ class InputTokensDialect(ResponsesDialect):
     path = "/v1/responses/input_tokens"
 
     def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
-        """Parse a request whose tokens are to be counted. Raises Refused."""
+        """Parse a request whose prompt tokens are to be counted. Raises Refused for a field that cannot be honoured."""
         request = super().parse(body, caller)
         request.format_count = lambda tokens: {"object": "response.input_tokens", "input_tokens": tokens}
         return request

@@ -74,7 +74,7 @@ def sealed(thought: str) -> str:
 
 
 class _Conversation:
-    """Builds messages item by item."""
+    """Builds messages of Chat Completions from the items of a conversation, one after the other."""
 
     def __init__(self, stored: StoredResponses, images: list[str]) -> None:
         self.messages: list[dict[str, Any]] = []

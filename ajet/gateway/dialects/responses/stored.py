@@ -126,11 +126,13 @@ def find_stored_responses(dialect_state: dict[str, Any]) -> StoredResponses:
 
 
 def item_list(stored: StoredResponse, *, order: str, limit: int, after: str | None) -> dict[str, Any]:
-    """Return a page of the items before a response.
+    """Return one page of a response's input: items of earlier responses, then its own.
 
     Args:
-        order: "asc", or newest first.
-        after: Id of the last item of the preceding page.
+        order: "asc" or "desc" (newest first).
+        limit: Number of items on a page.
+        after: Id of the last item of the preceding page. None: the first page.
+
     Raises:
         Refused: The item `after` does not exist.
     """
