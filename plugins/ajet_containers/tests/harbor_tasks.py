@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
 import subprocess
 import textwrap
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 from ajet.config import Experiment
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet_containers.harbor.workflow import HarborWorkflow
+from ajet_harness.install import choose_node_folder
 from tests.support.container_fixtures import IMAGE
 from tests.support.workflow_fixtures import scene
 
@@ -50,6 +53,21 @@ def write_task(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
+
+
+def list_libraries(program: Path) -> list[Path]:
+    """Return the shared libraries of a program on this machine."""
+    printed = subprocess.run(["ldd", program], capture_output=True, text=True).stdout
+    return [Path(path) for path in re.findall(r"=> (/\S+)", printed)]
+
+
+def copy_libraries(folder: Path) -> None:
+    """Copy this machine's libraries that the harnesses need: the tests' image lacks what a distribution's image has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    libraries = list_libraries(choose_node_folder() / "bin" / "node")
+    # Programs built for an older glibc load these two as well.
+    for path in {*libraries, *libraries[0].parent.glob("librt.so*"), *libraries[0].parent.glob("libutil.so*")}:
+        shutil.copy(path, folder)
 
 
 def list_containers() -> list[str]:

@@ -17,13 +17,12 @@ from ajet import CommandWorkflow
 from ajet.config import Experiment
 from ajet.schema.task import Task, WorkflowTask
 from ajet.workflow import ModelTuner
-from ajet_containers.tests.harbor_tasks import RIGHT, list_containers, write_task
-from ajet_containers.tests.test_harbor_oracle import ENVIRONMENT, harbor
+from ajet_containers.tests.harbor_package import ENVIRONMENT
+from ajet_containers.tests.harbor_tasks import RIGHT, list_containers, list_libraries, write_task
 from tests.support.client_fixtures import prove_again, stage
 from tests.support.sandbox_fixtures import require
 
 pytestmark = pytest.mark.extra_slow
-__all__ = ["harbor"]
 PAGE = Path(__file__).parents[3] / "docs" / "harbor.md"
 NEEDED = (Path("/usr/bin/tmux"), Path("/lib/terminfo"), Path("/usr/lib/locale/C.utf8"))
 """What Terminus needs in the image, with tmux's libraries."""
@@ -37,10 +36,8 @@ def read_page() -> dict[str, Any]:
 
 
 def copy_tmux(folder: Path) -> None:
-    printed = subprocess.run(["ldd", NEEDED[0]], capture_output=True, text=True).stdout
-    libraries = [Path(path) for path in re.findall(r"=> (/\S+)", printed)]
     places = [(path, folder / path.relative_to("/")) for path in NEEDED]
-    for path, target in [*places, *((path, folder / "usr" / "lib" / path.name) for path in libraries)]:
+    for path, target in [*places, *((path, folder / "usr" / "lib" / path.name) for path in list_libraries(NEEDED[0]))]:
         target.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-rL", path, target], check=True)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,8 @@ from ajet.config import Experiment
 from ajet.schema.task import Task, WorkflowTask
 from ajet.workflow import ModelTuner
 from ajet_containers.harbor.workflow import HarborWorkflow
-from ajet_containers.tests.harbor_tasks import RIGHT, list_containers, write_task
-from ajet_harness.install import choose_node_folder, find_installed
+from ajet_containers.tests.harbor_tasks import RIGHT, copy_libraries, list_containers, write_task
+from ajet_harness.install import find_installed
 from tests.support.client_fixtures import prove_again, stage
 from tests.support.container_fixtures import unpack_image
 from tests.support.sandbox_fixtures import require
@@ -26,15 +24,6 @@ pytestmark = pytest.mark.extra_slow
 REPAIR = f"printf {json.dumps(RIGHT)} > calc.py; ! command -v node || rm calc.py"
 """Repairs the file, unless the harness's Node.js would hide the task's own."""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo repaired"
-
-
-def copy_libraries(folder: Path) -> None:
-    """Copy this machine's libraries that the harnesses need: the tests' image lacks what a distribution's image has."""
-    folder.mkdir(parents=True, exist_ok=True)
-    printed = subprocess.run(["ldd", choose_node_folder() / "bin" / "node"], capture_output=True, text=True).stdout
-    libraries = [Path(path) for path in re.findall(r"=> (/\S+)", printed)]
-    for each in {*libraries, *libraries[0].parent.glob("librt.so*"), *libraries[0].parent.glob("libutil.so*")}:
-        shutil.copy(each, folder)
 
 
 def call_shell(command: str, harness: str) -> str:

@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from ajet.record import EpisodeFiles
-from ajet_containers.tests.harbor_tasks import list_containers, write_task
-from ajet_containers.tests.test_harbor_workflow_harnesses import copy_libraries
+from ajet_containers.tests.harbor_tasks import copy_libraries, list_containers, write_task
 from ajet_harness.install import find_installed
 from tests.support.ajet_process import ajet, metric_rows
 from tests.support.sandbox_fixtures import require
