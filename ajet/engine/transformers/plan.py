@@ -123,71 +123,86 @@ class Piece:
     source: Row | None = None
 
 
+class _StepInputs:
+    """The tokens of a forward pass, to which pieces are added one after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._size = 0
+        self._ids: list[Any] = []
+        self._positions: list[Any] = []
+        self._next_tokens: list[NextTokens] = []
+        self._stretches: list[Stretch] = []
+        self._sampled: list[tuple[Row, int]] = []
+        self._owners: list[tuple[str | None, int]] = []
+
+    def add_next_tokens(self, pool: RowPool, pieces: list[Piece]) -> None:
+        """Add pieces of one token each, of rows in one pool."""
+        pieces = sorted(pieces, key=lambda piece: piece.row.slot)
+        slots = np.array([piece.row.slot for piece in pieces])
+        starts = np.array([piece.start for piece in pieces])
+        self._next_tokens.append(_next_tokens(pool, slots, starts, self._size, self._device))
+        self._append_tokens(pool.tokens[slots, starts], starts, pieces)
+
+    def add_stretch(self, pieces: list[Piece]) -> None:
+        """Add pieces of equal start and length, of rows in one pool, which all copy a prefix or none."""
+        pool, start, length = pieces[0].row.pool, pieces[0].start, pieces[0].length
+        slots = np.array([piece.row.slot for piece in pieces])
+        source_rows = [piece.source for piece in pieces if piece.source]
+        copy_source = None
+        if source_rows:
+            source_slots = np.array([source_row.slot for source_row in source_rows])
+            copy_source = source_rows[0].pool, _index_slots(source_slots, self._device)
+        slot_index = _index_slots(slots, self._device)
+        self._stretches.append(Stretch(pool, self._size, slot_index, len(pieces), start, length, copy_source))
+        stop = start + length
+        self._append_tokens(
+            pool.tokens[slots, start:stop].reshape(-1), np.tile(np.arange(start, stop), len(pieces)), pieces
+        )
+
+    def _append_tokens(self, ids: Any, positions: Any, pieces: list[Piece]) -> None:
+        """Add the tokens of pieces, and note which of them give the logits of a token to draw."""
+        self._ids.append(ids)
+        self._positions.append(positions)
+        for piece in pieces:
+            self._owners.append((piece.row.adapter, piece.length))
+            self._size += piece.length
+            # Only the last known token of a row is followed by a drawn one.
+            if piece.start + piece.length == piece.row.known:
+                self._sampled.append((piece.row, self._size - 1))
+
+    def finish(self, rows: list[Row]) -> PlannedStep:
+        """Return the step, in which `rows` take part."""
+        return PlannedStep(
+            _make_tensor(np.concatenate(self._ids), self._device)[None],
+            _make_tensor(np.concatenate(self._positions), self._device)[None],
+            self._next_tokens,
+            self._stretches,
+            self._sampled,
+            rows,
+            self._owners,
+        )
+
+
 def build_step(pieces: list[Piece], device: torch.device) -> PlannedStep:
     """Concatenate the tokens of all pieces to the inputs of one forward pass."""
-    next_pieces = [piece for piece in pieces if piece.length == 1 and piece.source is None]
-    longer_pieces = [piece for piece in pieces if not (piece.length == 1 and piece.source is None)]
-    ids: list[Any] = []
-    positions: list[Any] = []
-    sampled: list[tuple[Row, int]] = []
-    owners: list[tuple[str | None, int]] = []
-    begin = 0
-    next_tokens, stretches = [], []
+    inputs = _StepInputs(device)
     pieces_by_pool: dict[RowPool, list[Piece]] = {}
-    for piece in next_pieces:
-        pieces_by_pool.setdefault(piece.row.pool, []).append(piece)
-    for pool, members in pieces_by_pool.items():
-        members.sort(key=lambda piece: piece.row.slot)
-        slots = np.array([piece.row.slot for piece in members])
-        starts = np.array([piece.start for piece in members])
-        next_tokens.append(_next_tokens(pool, slots, starts, begin, device))
-        ids.append(pool.tokens[slots, starts])
-        positions.append(starts)
-        owners += [(piece.row.adapter, 1) for piece in members]
-        # Only the last known token of a row is followed by a drawn one.
-        sampled += [
-            (piece.row, begin + index) for index, piece in enumerate(members) if piece.start + 1 == piece.row.known
-        ]
-        begin += len(members)
-    # Pieces of equal start and length form one block. Depth comes first in the order: a row with a greater depth copies
-    # a prefix that a row with a smaller depth has computed.
-    pieces_by_layout: dict[Any, list[Piece]] = {}
-    for piece in longer_pieces:
+    pieces_by_layout: dict[tuple[int, ...], list[Piece]] = {}
+    for piece in pieces:
+        if piece.length == 1 and piece.source is None:
+            pieces_by_pool.setdefault(piece.row.pool, []).append(piece)
+            continue
         source_capacity = piece.source.pool.capacity if piece.source else 0
         layout = (piece.row.depth, piece.row.pool.capacity, source_capacity, piece.start, piece.length)
         pieces_by_layout.setdefault(layout, []).append(piece)
-    for layout in sorted(pieces_by_layout):
-        members = pieces_by_layout[layout]
-        first_piece = members[0]
-        slots = np.array([piece.row.slot for piece in members])
-        sources = [piece.source for piece in members if piece.source]
-        copy_source = (
-            (sources[0].pool, _index_slots(np.array([source_row.slot for source_row in sources]), device))
-            if sources
-            else None
-        )
-        pool, stop = first_piece.row.pool, first_piece.start + first_piece.length
-        slot_index = _index_slots(slots, device)
-        stretches.append(
-            Stretch(pool, begin, slot_index, len(members), first_piece.start, first_piece.length, copy_source)
-        )
-        ids.append(pool.tokens[slots, first_piece.start : stop].reshape(-1))
-        positions.append(np.tile(np.arange(first_piece.start, stop), len(members)))
-        owners += [(piece.row.adapter, first_piece.length) for piece in members]
-        for index, piece in enumerate(members):
-            if stop == piece.row.known:
-                sampled.append((piece.row, begin + (index + 1) * first_piece.length - 1))
-        begin += len(members) * first_piece.length
-    rows = [piece.row for piece in pieces]
-    return PlannedStep(
-        _make_tensor(np.concatenate(ids), device)[None],
-        _make_tensor(np.concatenate(positions), device)[None],
-        next_tokens,
-        stretches,
-        sampled,
-        rows,
-        owners,
-    )
+    for pool, pool_pieces in pieces_by_pool.items():
+        inputs.add_next_tokens(pool, pool_pieces)
+    # Depth comes first in the order: a row with a greater depth copies a prefix that a row with a smaller depth has
+    # computed.
+    for _, stretch_pieces in sorted(pieces_by_layout.items(), key=lambda item: item[0]):
+        inputs.add_stretch(stretch_pieces)
+    return inputs.finish([piece.row for piece in pieces])
 
 
 def _next_tokens(pool: RowPool, slots: Any, starts: Any, begin: int, device: torch.device) -> NextTokens:
