@@ -43,7 +43,10 @@ def build_likelihood_batch(groups: Sequence[Group], config: AjetConfig, *, step:
 
 
 def build_pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Scores, *, step: int) -> TrainingBatch:
-    """Build a batch of preference pairs with the mean DPO loss.
+    """Build a batch of preference pairs whose gradient is that of the mean DPO loss.
+
+    Each trained token of a pair gets the slope of the pair's loss as its advantage, with the opposite sign in the
+    rejected reply.
 
     Args:
         groups: One pair each; the first episode is the chosen reply.

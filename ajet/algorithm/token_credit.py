@@ -45,13 +45,16 @@ def compute_token_rewards(
     token_rewards[-1] += reward
     parts = algorithm.parts(episode) if algorithm.settings.process_weight else ()
     for part in parts:
-        spans = [(*places[span.call], span) for span in part.tokens if span.call in places]
-        last_tokens = [
-            min(start + span.stop, stop) for start, stop, span in spans if span.start < min(span.stop, stop - start)
-        ]
+        span_ends = []
+        for span in part.tokens:
+            if span.call in places:  # other calls have no trained tokens in this episode
+                reply_start, reply_stop = places[span.call]
+                span_start, span_end = reply_start + span.start, min(reply_start + span.stop, reply_stop)
+                if span_start < span_end:
+                    span_ends.append(span_end)
         # The reward goes to the part's last trained token, as an attempt's reward goes to its last token.
-        if last_tokens:  # without ends no token of the part is trained
-            token_rewards[max(last_tokens) - 1] += algorithm.settings.process_weight * part.reward
+        if span_ends:
+            token_rewards[max(span_ends) - 1] += algorithm.settings.process_weight * part.reward
     return token_rewards, len(parts)
 
 

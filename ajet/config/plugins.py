@@ -75,7 +75,10 @@ def find_all_parts(kind: NamedKind) -> dict[str, PluginPart]:
 
 
 def find_part(kind: NamedKind, name: object) -> PluginPart | None:
-    """Return the part of a kind by its name in a YAML, or None for an unknown name, a class or a reference."""
+    """Return the part of a kind by its name in a YAML.
+
+    None: no plug-in has the name, or it is a class or the user's own code (`file.py->Class`, `module:Class`).
+    """
     if not isinstance(name, str) or "->" in name or ":" in name:
         return None
     return find_parts(kind).get(name) or find_all_parts(kind).get(name)

@@ -54,17 +54,15 @@ class WeightsProbe:
         return next((version for version in sorted(self.logprobs) if self.matches(version, found)), None)
 
     def add_version(self, version: int, logprobs: Sequence[float], *, keep: int) -> WeightsProbe:
-        """Return the probe with one more version. Of earlier versions, the first and the newest `keep` remain."""
-        by_version = {
-            **{
-                known_version: logprob_row
-                for known_version, logprob_row in self.logprobs.items()
-                if known_version < version
-            },
-            version: tuple(logprobs),
-        }
-        staying = {*sorted(by_version)[:1], *sorted(by_version)[-keep - 1 :]}
-        return replace(self, logprobs={known_version: by_version[known_version] for known_version in sorted(staying)})
+        """Return the probe with the logprobs of one more version.
+
+        Of earlier versions, the first and the newest `keep` remain. Later versions are dropped: a run that resumed from
+        an earlier checkpoint trains them anew.
+        """
+        earlier_versions = sorted(earlier for earlier in self.logprobs if earlier < version)
+        by_version = {**self.logprobs, version: tuple(logprobs)}
+        remaining = sorted({*earlier_versions[:1], *[*earlier_versions, version][-keep - 1 :]})
+        return replace(self, logprobs={known_version: by_version[known_version] for known_version in remaining})
 
     def to_json(self) -> dict[str, Any]:
         """Return the probe as JSON values."""

@@ -58,8 +58,8 @@ def measure_largest_gap(found: Tensor, expected: Tensor, dtype: torch.dtype) -> 
 def pad_sequences(sequences: Sequence[Any], device: torch.device) -> Tensor:
     """Return ids [B, L], each sequence padded with zeros.
 
-    A causal model computes each sequence as if alone, because tokens do not see later ones. One pass over all sequences
-    takes little longer than over a single one, where memory is the limit.
+    A causal model computes each sequence as if alone, because tokens do not see later ones. A pass over several short
+    sequences takes little longer than over one, because reading the weights from memory takes most of the time.
     """
     longest = max(len(ids) for ids in sequences)
     padded = torch.zeros(len(sequences), longest, dtype=torch.long)

@@ -179,6 +179,7 @@ class TeacherEndpoint:
         try:
             logprobs = load_json(response.content, limit=MOST_VALUES)["choices"][0]["prompt_logprobs"]
             rows = [row[str(token)] for token, row in zip(ids[1:], logprobs[1:], strict=True)]
+            # A log-probability is at most 0, apart from rounding.
             if len(logprobs) == len(ids) and all(
                 math.isfinite(row["logprob"]) and row["logprob"] <= 1e-3 for row in rows
             ):

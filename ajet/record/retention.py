@@ -62,7 +62,8 @@ def find_files_to_remove(
     Args:
         checkpoints: The run's checkpoints.
         bounds: Numbers of newest steps to keep.
-        by_hand: True to include checkpoints beyond the retention limits, and leftovers, as for `ajet gc`.
+        by_hand: True for `ajet gc`: also checkpoints, which a run removes itself when it saves, and leftovers of
+            interrupted saves.
     """
     removal = FilesToRemove()
     expired = checkpoints.outlived() if by_hand else []

@@ -101,7 +101,10 @@ def read_array(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]
     several = isinstance(value, list)
     for number, row in enumerate(value if several else [value]):
         location = f"{file}, row {number}" if several else str(file)
-        yield location, row if isinstance(row, dict) else BadRowError(f"a JSON {type(row).__name__}, not an object")
+        yield (
+            location,
+            row if isinstance(row, dict) else BadRowError(f"the row is a JSON {type(row).__name__}, not an object"),
+        )
 
 
 def _read_parquet(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]:

@@ -52,7 +52,11 @@ def require_no_spreadsheet(file: Path) -> None:
 
 
 def find_csv_format(file: Path, default_separator: str) -> CsvFormat:
-    """Find how a CSV file is written. `default_separator`: the separator for a file of its name. Raises UserError."""
+    """Find encoding, separator and columns of a CSV file. Raises UserError.
+
+    Args:
+        default_separator: The separator if the text suits several equally, by the file's extension.
+    """
     require_no_spreadsheet(file)
     text = read_text(file)
     separator = _find_separator(text, default_separator)

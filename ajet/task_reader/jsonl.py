@@ -189,5 +189,5 @@ def _parse_row(line: bytes) -> dict[str, Any]:
         raise BadRowError("it looks like one JSON array, not JSON Lines")
     row = read_json(text)
     if not isinstance(row, dict):
-        raise BadRowError(f"a JSON {type(row).__name__}, not an object")
+        raise BadRowError(f"the row is a JSON {type(row).__name__}, not an object")
     return row

@@ -60,7 +60,7 @@ def decode_json(text: str) -> Any:
         long_number = re.search(rf"\d{{{limit + 1}}}", text)
         line = text.count("\n", 0, long_number.start()) + 1 if long_number is not None else None
         raise BadRowError(
-            f"it contains an integer of more than {limit:,} digits; write the number as a string", line
+            f"the row contains an integer of more than {limit:,} digits; write the number as a string", line
         ) from None
 
 

@@ -60,7 +60,8 @@ class JsonEndFinder:
             self._parsed_end = parsed.end() if parsed is not None else self._parsed_end
             if self._parsed_end >= len(text) - text.endswith("\\"):  # the string goes on in the text to come
                 return -1
-            # Stopped by a raw control character: the text is not JSON, so a tag in it counts.
+            # The string ends at a quote. A raw control character, such as a newline, also ends it: JSON does not allow
+            # one in a string, so the reply is not JSON, and a tag since the opening quote counts.
             if text[self._parsed_end] != '"' and (
                 tag := self._tag_pattern.search(text, self._text_start, self._parsed_end)
             ):
@@ -120,7 +121,9 @@ class BareSyntax:
     def inside(self) -> dict[tuple[bool, bool], regex.Pattern[str]]:
         """Patterns that match the next tag inside a value: the opening of a quoted argument, or the value's end.
 
-        The key is (the value is on its own line, the value is quoted within another value).
+        The key is (the value is on its own line, the value is quoted within another value). The argument's end must be
+        followed by what the format allows there, since a value may contain the end tag as text. A quoted argument is
+        text itself, so anything may follow its end; a value on its own line still ends at a line's start or end.
         """
         opened, own_line = f"(?P<open>{self.opening})", f"(?P<open>{self.line_start}{self.opening})"
         ends_line = f"{self.ending}(?={_NEWLINE}(?:{self.following}))"

@@ -365,7 +365,10 @@ class ReplyParser:
         return self._add_content(self._consume_text(len(self._unparsed) if stop < 0 else stop + len(CLOSE)))
 
     def _parse_llama(self, is_end: bool) -> list[Delta] | None:
-        """Parse a reply that may consist of calls only, which its end decides. Any other reply is content."""
+        """Parse a reply of Llama's style, which is either calls without tags around them or content.
+
+        Text that begins like a call may still turn out to be content, so nothing is returned (None) before the end.
+        """
         head = self._unparsed.lstrip()
         if not is_end and (head.startswith(("{", _PYTHON)) or _PYTHON.startswith(head)):
             return None

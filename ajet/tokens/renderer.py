@@ -150,6 +150,7 @@ class Renderer:
         if isinstance(prompt, str):
             ids = self.encode_without_images(prompt)
             first_ids = self.tokenizer.encode("", add_special_tokens=True)[:1]
+            # Some tokenizers add an end token here, not a first one. The text may spell the first token itself.
             if first_ids and first_ids[0] == self.tokenizer.bos_token_id and ids[:1].tolist() != first_ids:
                 ids = np.concatenate([np.array(first_ids, dtype=np.int32), ids])
             return Rendered(prompt, ids)

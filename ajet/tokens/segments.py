@@ -61,7 +61,7 @@ def _list_types(part: Any) -> set[str]:
     """Return the types of the steps of a normalizer, pre-tokenizer or decoder. The set is empty for `None`."""
     types: set[str] = set()
     if part is not None:
-        pending_steps: list[Any] = [json.loads(part.__getstate__())]
+        pending_steps: list[Any] = [json.loads(part.__getstate__())]  # `tokenizers` pickles its parts as JSON
         while pending_steps:
             step = pending_steps.pop()
             types.add(str(step.get("type")))

@@ -366,7 +366,9 @@ def template_text(text: str, respelled: Sequence[Respelled]) -> str:
 def extend_respelled(
     text: str, earlier_text: str, reply: ReplyText, *, ends: Sequence[str], parse: ParseReply
 ) -> Extension | None:
-    """Return the extension of a reply with tool calls in a possibly different spelling.
+    """Return the extension of a reply whose tool calls the template may spell differently than the model did.
+
+    `None`: the template's text does not continue the earlier prompt, or contains another reply.
 
     Args:
         text: The template's text of the longer history.

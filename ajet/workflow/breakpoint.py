@@ -36,9 +36,15 @@ def activate(tags: str | Iterable[str]) -> None:
 
 
 def bp(tag: str | None = None, *, once: bool = True) -> None:
-    """Stop in the calling frame if `tag` is active and (with `once`) has not stopped in this process before: in the
-    debugger that is attached (VS Code), else in whatever `breakpoint()` is set to (in a Ray worker, Ray's), else in
-    pdb. Without a tag: if any is active."""
+    """Stop in the calling frame if the tag is active. `ajet --debug TAG` makes tags active.
+
+    The debugger is the attached one (VS Code), else the one that `breakpoint()` is set to (in a Ray worker, Ray's),
+    else pdb.
+
+    Args:
+        tag: Name of the breakpoint. None: stop if any tag is active.
+        once: Stop at most once per process.
+    """
     active = os.environ.get(TAGS_VARIABLE, "")
     if not active or (tag is not None and (not tag or tag not in active.split("|"))):
         return

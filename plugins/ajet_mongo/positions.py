@@ -198,6 +198,8 @@ class MongoPositions:
     def raise_floor(self) -> None:
         """Raise the floor to the lowest unfinished position, and delete documents below."""
         end = self.find_last() + 1  # read first: positions created meanwhile belong to other processes
+        # A finished position has no episodes (`ends`) any more: they were removed after a checkpoint. Negative ids are
+        # groups of clients, which are not in the training order.
         remaining = {"_id": {"$gte": 0}, "$nor": [{"status": OVER, "ends": None}]}
         lowest = self._link.find(TASK, remaining, {"_id": 1}, limit=1)
         floor = lowest[0]["_id"] if lowest else end

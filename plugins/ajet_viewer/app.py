@@ -171,7 +171,9 @@ class Views:
         try:
             timeline = episode_page.list_token_lines(episode)[line]
         except IndexError as error:
-            raise MissingError(f"The episode has no line {line}.") from error
+            raise MissingError(
+                f"The episode has no conversation {line}. It may have been recorded anew: reload its page."
+            ) from error
         return episode_page.build_token_window(episode, timeline, start, stop, self._load_speller(name))
 
     def raw(self, name: str, uuid: str) -> bytes:

@@ -79,6 +79,6 @@ def _check_note(given: Mapping[str, Any]) -> dict[str, Any]:
             f"A note has at most {MOST_TAGS} tags, each of at most {LONGEST_TAG} characters and without a comma."
         )
     if not isinstance(edit, int) or isinstance(edit, bool):
-        raise NoteError("The field edit must be the number of the version that was edited.")
+        raise NoteError("The field `edit` must be the version number of the note before this change.")
     # Half of a surrogate pair, which JSON may contain, cannot be written as UTF-8.
     return {"note": note.encode(errors="replace").decode(), "tags": clean_tags, "edit": edit}

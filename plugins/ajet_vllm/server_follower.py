@@ -77,7 +77,9 @@ class ServerFollower(EngineFollower):
             self._away_since = self._away_since or now
             if now - self._away_since > AWAY:
                 raise
-            raise FileNotFoundError(away.what) from away
+            raise FileNotFoundError(
+                away.what
+            ) from away  # the sampler tries again, as for weights that do not exist yet
         except UserError as problem:
             if folder is None or folder.exists():
                 raise

@@ -139,7 +139,7 @@ def test_jsonl_reads_tasks_and_question_rows(tmp_path: Path) -> None:
     ("line", "why"),
     [
         ('{"question": "x",}', "not valid JSON"),
-        ("[1, 2]", "a JSON list, not an object"),
+        ("[1, 2]", "the row is a JSON list, not an object"),
         ('{"question": " "}', "no question: its text is empty"),
         ("{}", "no question and no other value"),
         ('{"question": "x", "score": NaN}', "NaN is not valid JSON"),

@@ -64,10 +64,16 @@ class TreePlan:
     """
 
     def __init__(self, trees: Sequence[Tree], positions: Tensor) -> None:
-        """Create a plan. `positions`: each token's position within its sample, shape [N]."""
+        """Store the trees of a row of N tokens. Masks are created on first use.
+
+        Args:
+            positions: Each token's position within its sample, shape [N].
+        """
         self.trees, self.positions = trees, positions
         self.masks: dict[tuple[int | None, ...], Tensor] = {}
+        """Boolean masks by the arguments of `dense_mask` or `band`, which differ in number."""
         self._scores: dict[tuple[int, torch.dtype], Tensor] = {}
+        """The same masks as additive scores, by `id` of the mask and dtype."""
         self.windows: dict[int, int | None] = {}
         """Layer -> length of its sliding window, or None for full attention."""
 

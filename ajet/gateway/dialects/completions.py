@@ -111,7 +111,10 @@ class CompletionsDialect:
         )
 
     def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Return a text_completion in OpenAI's form."""
+        """Return the JSON body of the answer: a `text_completion` with a choice per reply.
+
+        Each prompt has `options.count` consecutive replies. With `echo` a choice begins with its prompt.
+        """
         options: _Options = request.options
         choices = []
         for index, reply in enumerate(replies):

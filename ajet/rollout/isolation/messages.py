@@ -158,7 +158,7 @@ def encode_request(kind: str, value: Any) -> bytes:
     names = value[:1] if kind == "replay" else value or () if kind in ("endpoint", "open") else ()
     if not all(isinstance(name, str) for name in names if name is not None):
         raise TypeError(
-            f"the names of an agent, its target, its debug model and a tool must be strings, not {value!r:.200}"
+            f"an agent's name, target and debug model and a tool's name must be strings, not {value!r:.200}"
         )
     return encode_value(encode_uses([value]) if kind == "tool_used" else value)
 
@@ -211,7 +211,10 @@ def decode_printed(body: Any) -> tuple[str, int]:
 
 
 def encode_output(output: WorkflowOutput, changes: list[str]) -> bytes:
-    """Encode the body of `ended` for an output.
+    """Encode the body of the message `ended` for an output.
+
+    Args:
+        changes: Descriptions of what the attempt left changed in its process.
 
     Raises:
         ValueError: The output is invalid. Exceptions of objects in the output are raised unchanged.

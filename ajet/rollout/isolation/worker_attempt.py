@@ -75,7 +75,7 @@ class RemoteEndpoints:
 
 
 class RemoteReplay:
-    """The `Replayed` of an attempt, answered by the process that holds the recorded run."""
+    """Recorded tool results for an attempt in a worker process. It asks the run's own process, which has the record."""
 
     def __init__(self, endpoints: RemoteEndpoints) -> None:
         self._endpoints = endpoints

@@ -38,7 +38,9 @@ class Span:
 
 
 def build_traces(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[list[AgentTrace], int]:
-    """Convert spans to traces.
+    """Convert spans to the conversations that no later span continues.
+
+    Model calls are preferred to spans of agents, which repeat the same messages with less detail.
 
     Args:
         bad: receives (place, reason) of unreadable spans.

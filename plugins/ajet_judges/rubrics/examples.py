@@ -127,7 +127,7 @@ def parse_example(task: Task, grader: RubricsAutoGrader) -> RubricExample:
             for candidate in candidates
         )
         if len({answer.label for answer in answers}) < 2:
-            raise ValueError("all its candidates have the same rank")
+            raise ValueError("all candidates of the row have the same rank, so none is better than another")
         return RubricExample(query, answers, answer_text(row.get(grader.reference_field)))
     scale, score = GradeScale(grader.min_score, grader.max_score), _parse_number(row.get("score"), "score")
     if not scale.low <= score <= scale.high:

@@ -101,7 +101,7 @@ class LossChecker:
         row: Mapping[str, Any],
         reference: Sequence[Floats] | None,
         *,
-        others: bool,
+        has_changed_settings: bool,
     ) -> list[str]:
         """Recompute the loss of a registered step, and return a message for each number that differs from its row.
 
@@ -110,8 +110,8 @@ class LossChecker:
             batch: The step's batch with recomputed credit.
             row: The step's row of metrics.jsonl.
             reference: Log-probabilities of each sample by the reference model, or None without a KL term.
-            others: True if the step was trained under other settings than the present ones. A difference then is no
-                error, and the step counts as unchecked.
+            has_changed_settings: True if the step was trained under other settings than the present ones. A difference
+                then is no error, and the step counts as unchecked.
         """
         self._held_steps.add(step)
         recomputed = scorer.losses(batch, version=self._version_before_step[step], reference=reference)
@@ -126,7 +126,7 @@ class LossChecker:
                     f"{name} is {recorded} in metrics.jsonl, but {loss.value:.6g} ± {allowed:.2g} when computed "
                     "from its tokens"
                 )
-        if problems and others:
+        if problems and has_changed_settings:
             self._held_steps.discard(step)
             del self._version_before_step[step]
             self._skip_reasons[OTHERS] += 1

@@ -307,9 +307,11 @@ class StepChecker:
         """
         outcomes = {episode.uuid: outcome for episode, outcome in found}
         batch = self._rebuild_batch(step, _select_trained_groups(_build_groups(found), outcomes), outcomes)
-        has_other_settings = self._has_other_settings(step)
+        # A step before a resume may have been trained with settings that the run does not have now.
+        has_changed_settings = self._has_other_settings(step)
+        row = self._row_of_step[step]
         problems = self.losses.check_step(
-            scorer, step, batch, self._row_of_step[step], reference(batch), others=has_other_settings
+            scorer, step, batch, row, reference(batch), has_changed_settings=has_changed_settings
         )
         return [WrongStep(step, "train", problem) for problem in problems]
 

@@ -171,8 +171,10 @@ class _SessionReplay:
         if encoded is None:
             return None
         prefix_length, text = encoded.after, encoded.text
+        # The ids before the text are the earlier call's. The gateway compared them, and recorded how many are equal.
         if prefix_length > call.prefix:
             return call.prefix, "ids recorded as the parent's differ", None, None
+        # A text that continues ids gets no first token of the tokenizer (BOS), as in the gateway.
         rendered = self._renderer.encode(text) if prefix_length else self._renderer.raw(text).ids
         difference = find_first_difference(recorded[prefix_length:], rendered)
         if difference is None:

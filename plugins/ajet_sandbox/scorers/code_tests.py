@@ -189,7 +189,7 @@ class _FieldReader:
         if not value:
             return
         language = str(value.get("language") or "python").lower()
-        if not language.startswith(("python", "py")):
+        if not language.startswith("py"):
             self._raise_failure(f"they are in {language}")
         if "assert_case" in value:
             yield from self.read(value["assert_case"])
@@ -205,8 +205,8 @@ class _FieldReader:
         else:
             self._raise_failure(f"a case has {', '.join(map(str, value))}")
         function = self._function_of(value)
-        # A list under `input` holds the arguments of a named function. Without a function and further keys, it holds
-        # one input per test, as `inputs` always does.
+        # `inputs` always has one entry per test. A list under `input` is ambiguous: in a table of nothing but the two
+        # lists it has one entry per test, too; with a function's name or other keys the object is one test.
         is_parallel_lists = input_key == "inputs" or (
             not function and isinstance(test_input, (list, tuple)) and len(value) == 2
         )

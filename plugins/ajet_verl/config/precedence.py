@@ -65,20 +65,21 @@ def find_overridden(experiment: Experiment) -> list[OverriddenKey]:
         layer = find_last_layer(ajet_path, user_layers)
         if users_setting is None or layer is None or mapped_value == verl_value:
             continue
+        verl_layer, path_in_layer = users_setting
         # ajet wrote this key itself with its default, so nothing of the user is overridden.
         if is_written_by_ajet(layer) and get_setting(experiment.ajet, ajet_path[1:]) == get_setting(
             config_model()(), ajet_path[1:]
         ):
             continue
-        locations = (
-            locate_key(layer, ajet_path),
-            ".".join(map(str, users_setting[1])),
-            locate_key(users_setting[0], users_setting[1]),
+        verl_key, verl_where = ".".join(map(str, path_in_layer)), locate_key(verl_layer, path_in_layer)
+        written, own_value = verl_layer.get_value(path_in_layer), get_setting(experiment.ajet, ajet_path[1:])
+        if is_secret_path(verl_path):
+            verl_value = own_value = HIDDEN
+        # The value of an environment variable may be a secret under any key; its name is none.
+        shown_value = written if "oc.env" in str(written) else verl_value
+        overridden.append(
+            OverriddenKey(key, locate_key(layer, ajet_path), verl_key, verl_where, shown_value, own_value)
         )
-        written = users_setting[0].get_value(users_setting[1])
-        shown_value = written if "oc.env" in str(written) else HIDDEN if is_secret_path(verl_path) else verl_value
-        own_value = HIDDEN if is_secret_path(verl_path) else get_setting(experiment.ajet, ajet_path[1:])
-        overridden.append(OverriddenKey(key, *locations, shown_value, own_value))
     return overridden
 
 
