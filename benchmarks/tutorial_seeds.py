@@ -180,18 +180,26 @@ def format_tables(rows: Rows) -> str:
 
 def format_table(runs: Rows) -> str:
     """Return the table of a tutorial's runs: held-out results, mean reward of each quarter of training, and cost."""
+    # Rewards of 0 and 1 only are shown as a share.
+    as_share = all(abs(reward - run["held_out_success"][step]) < 0.001
+                   for run in runs for step, reward in run["held_out"].items())  # fmt: skip
     head = ["Seed", *(f"Held out after {step} steps" for step in choose_steps(runs[0]))]
     head += ["Reward in training, by quarters", "Processor seconds", "Minutes"]
-    return format_markdown(head, [list_cells(run) for run in runs])
+    return format_markdown(head, [list_cells(run, as_share=as_share) for run in runs])
 
 
-def list_cells(run: Mapping[str, Any]) -> list[str]:
+def list_cells(run: Mapping[str, Any], *, as_share: bool) -> list[str]:
     """Return the cells of a run."""
     rewards = run["training_reward"]
     quarter = max(1, len(rewards) // 4)
     quarters = ", ".join(f"{fmean(rewards[at : at + quarter]):.2f}" for at in range(0, quarter * 4, quarter))
     cost = [f"{run['processor_s']:.0f}", f"{run['wall_s'] / 60:.0f}"]
-    return [str(run["seed"]), *(format_result(run, step) for step in choose_steps(run)), quarters, *cost]
+    return [
+        str(run["seed"]),
+        *(format_result(run, step, as_share=as_share) for step in choose_steps(run)),
+        quarters,
+        *cost,
+    ]
 
 
 def choose_steps(run: Mapping[str, Any]) -> list[str]:
@@ -200,9 +208,9 @@ def choose_steps(run: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys((steps[0], steps[len(steps) // 2], steps[-1])))
 
 
-def format_result(run: Mapping[str, Any], step: str) -> str:
-    """Return a validation's success with its 95 % interval, or its mean reward if rewards are not only 0 and 1."""
-    if all(abs(reward - run["held_out_success"][at]) < 0.001 for at, reward in run["held_out"].items()):
+def format_result(run: Mapping[str, Any], step: str, *, as_share: bool) -> str:
+    """Return a validation's share of successes, or its mean reward, with the 95 % interval."""
+    if as_share:
         low, high = run["success_low"][step], run["success_high"][step]
         return f"{run['held_out'][step]:.0%} ({low:.0%} to {high:.0%})"
     return f"{run['held_out'][step]:.2f}{plus_minus(run['held_out_error'].get(step), '.2f')}"

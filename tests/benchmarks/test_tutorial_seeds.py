@@ -39,6 +39,13 @@ def test_success_is_a_share_with_its_interval() -> None:
     assert "| 25% (10% to 40%) | 75% (60% to 90%) |" in format_table([row])
 
 
+def test_a_table_has_one_unit() -> None:
+    from tutorial_seeds import format_table
+
+    share = run(held_out_success={"0": 0.25, "4": 0.75}, success_low={}, success_high={})
+    assert "| 0.25 | 0.75 ± 0.12 |" in format_table([share, run(seed=2)]).splitlines()[2]
+
+
 def test_tutorials_show_the_recorded_runs() -> None:
     from tutorial_seeds import SEEDS, TUTORIALS, format_table, read_rows
 
