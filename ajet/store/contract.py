@@ -23,7 +23,7 @@ class StoreUnavailableError(UserError):
 
 
 class StoreDownError(RunFailed, StoreUnavailableError):
-    """The store's server refuses this process, or has no room."""
+    """The store's server refuses this process, or its disk is full."""
 
 
 class StoreUnreachableError(ServiceUnreachableError, StoreUnavailableError):
@@ -95,7 +95,10 @@ class Store(Protocol):
         ...
 
     def closed(self) -> list[Lease]:
-        """Return the positions that are closed and not over, in order."""
+        """Return the leases of closed positions (complete groups) with their episodes, by position.
+
+        Positions that a training step used for the last time are left out.
+        """
         ...
 
     def begun(self) -> list[int]:
@@ -117,7 +120,7 @@ class Store(Protocol):
         ...
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
-        """End positions without an update, or after their last use. Raises as `use`.
+        """End positions without an update, or after their last use. Raises LeaseLostError as `use` does.
 
         Args:
             orders: Numbers of the positions.
@@ -127,15 +130,17 @@ class Store(Protocol):
         ...
 
     def give_back(self, leases: Iterable[Lease]) -> None:
-        """Return leases of incomplete groups, so that the positions are free. Stored episodes stay. Raises
-        LeaseLostError.
+        """End leases of incomplete groups, so that the positions are free again. Stored episodes stay.
+
+        Raises:
+            LeaseLostError: a lease is stale.
         """
         ...
 
     def commit(self) -> dict[str, Any]:
         """Return the store's state for the next checkpoint as JSON values, with all uses so far.
 
-        A resumed run opens the store `at` this state.
+        A resumed run opens the store with this state as the argument `at`, which undoes later uses.
         """
         ...
 

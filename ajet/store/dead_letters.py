@@ -26,13 +26,15 @@ LONGEST_REASON = 300
 class TaskNamer(Protocol):
     """Maps a position to its task, as `TaskOrder` does."""
 
-    def task(self, order: int) -> Any: ...
+    def task(self, order: int) -> Any:
+        """Return the task at position `order`; its `task_id` names it in log lines."""
+        ...
 
 
 def list_dead_letters(store: Store) -> list[DeadLetter]:
-    """Return the dead letters of the store in order of position, or [] for a store without dead letters."""
-    read = getattr(store, "dead", None)
-    return list(read()) if read is not None else []
+    """Return the positions that the store leases no more, in order, or [] for a store of one process."""
+    read_dead_letters = getattr(store, "dead", None)
+    return list(read_dead_letters()) if read_dead_letters is not None else []
 
 
 class DeadLetterLog:
@@ -46,7 +48,7 @@ class DeadLetterLog:
 
     @property
     def count(self) -> int:
-        """The number of dead letters, as of the last `log_new`."""
+        """The number of dead letters (positions leased no more), as of the last `log_new`."""
         return len(self._logged_positions)
 
     @property
@@ -74,13 +76,19 @@ class DeadLetterLog:
         for order, reasons in new.items():
             if kind_of(reasons[-1]):  # logged when the group was refused
                 continue
-            name = (
+            position_name = (
                 f"task {tasks.task(order).task_id!r} (position {order} of the training order)"
-                if tasks and order >= 0
+                if tasks and order >= 0  # a client's own task has a negative position and is unknown to `tasks`
                 else f"task {order}"
             )
-            times = f" after {len(reasons)} attempt{'' if len(reasons) == 1 else 's'}"
-            logger.warning("{} is given up{}: {}", name, "" if reasons[-1].startswith(ALTERED) else times, reasons[-1])
+            attempts_text = f" after {len(reasons)} attempt{'' if len(reasons) == 1 else 's'}"
+            # A position with a changed episode is given up because of the change, not because of failed attempts.
+            logger.warning(
+                "{} is given up{}: {}",
+                position_name,
+                "" if reasons[-1].startswith(ALTERED) else attempts_text,
+                reasons[-1],
+            )
         self._logged_positions = set(dead)
         return new
 

@@ -33,7 +33,16 @@ class AlteredEpisodeError(AjetError):
 
 
 def digest_episode(order: int, uuid: str, alone: bool, ended_by: str, line: bytes, arrays: bytes) -> str:
-    """Return the digest of an episode at the position `order`. `line` is the episode without its arrays, as stored."""
+    """Return the digest of a stored episode.
+
+    Args:
+        order: Position of the episode.
+        uuid: The episode's uuid.
+        alone: True if the episode belongs to no group.
+        ended_by: Name of the sampler that played the episode.
+        line: The episode without its arrays, as stored JSON.
+        arrays: The episode's arrays, as stored.
+    """
     head = json.dumps([order, uuid, alone, ended_by, len(line)]).encode()  # the length separates line and arrays
     digest = hashlib.sha256(b"\n".join((head, line, arrays))).hexdigest()
     return f":{digest}"  # the colon matches the stores of earlier commits, which scripts/same_as compares with

@@ -42,6 +42,7 @@ class GroupRefusedError(AjetError):
 
     @property
     def reason(self) -> str:
+        """The reason to store with the quarantined position. `kind_of` parses the kind of refusal from it."""
         return f"{QUARANTINED}: {self.kind}: {self}"
 
 
@@ -62,8 +63,8 @@ class GroupTerms:
 
 def kind_of(reason: str) -> str:
     """Return the refusal kind in the reason of a quarantined group, or "" for any other reason."""
-    first, _, rest = reason.partition(": ")
-    return rest.partition(":")[0] if first == QUARANTINED else ""
+    first_word, _, kind_and_message = reason.partition(": ")
+    return kind_and_message.partition(":")[0] if first_word == QUARANTINED else ""
 
 
 def check_group(lease: Lease, task_id: str, version: int, terms: GroupTerms) -> None:
@@ -106,6 +107,7 @@ def check_values(episode: Episode) -> None:
 
 
 def _check_parts(episode: Episode) -> None:
+    """Check an episode's own fields, its verdict and its calls, but not its timelines."""
     _check_plain(episode)
     if episode.verdict is not None:
         _check_verdict(episode.verdict, episode.calls)
@@ -138,7 +140,8 @@ def _check_against_terms(one: Kept, order: int, task_id: str, version: int, term
     _require_valid(
         episode.run == terms.run, "policy_version", f"its policy versions belong to run {quote(episode.run)}"
     )
-    newest = max((run.high for call in episode.calls for run in call.versions), default=version)
+    # A run of tokens sampled by the policy versions `low` to `high`.
+    newest = max((token_run.high for call in episode.calls for token_run in call.versions), default=version)
     _require_valid(
         newest <= version,
         "policy_version",
@@ -160,14 +163,19 @@ def _check_against_terms(one: Kept, order: int, task_id: str, version: int, term
 
 
 def _check_ids(call: Call, vocabulary: int | None) -> None:
+    """Require that all token ids of a call's prompt suffix and response are in the vocabulary.
+
+    Args:
+        vocabulary: Number of token ids. None: unknown, so only negative ids are refused.
+    """
     for ids in (call.suffix_ids, call.response_ids):
         if not ids.size:
             continue
         lowest, highest = int(ids.min()), int(ids.max())
         invalid = lowest if lowest < 0 else highest
-        inside = lowest >= 0 and (vocabulary is None or highest < vocabulary)
+        is_valid = lowest >= 0 and (vocabulary is None or highest < vocabulary)
         _require_valid(
-            inside,
+            is_valid,
             "token_id",
             f"call {call.index} has the token id {invalid}, but the vocabulary has {vocabulary} tokens",
         )
@@ -179,11 +187,11 @@ def _check_plain(episode: Episode) -> None:
     failure = episode.failure
     if failure is not None:
         texts = (failure.kind, failure.message, failure.traceback)
-        marks = (failure.retryable, failure.own, failure.policy)
+        flags = (failure.retryable, failure.own, failure.policy)
         _require_valid(
             failure.boundary in get_args(Boundary)
             and all(isinstance(text, str) for text in texts)
-            and all(isinstance(mark, bool) for mark in marks),
+            and all(isinstance(flag, bool) for flag in flags),
             "status",
             f"its failure is invalid: {quote(failure)}",
         )
@@ -234,11 +242,13 @@ def _check_verdict(verdict: Verdict, calls: Sequence[Call]) -> None:
         f"the rewards of its turns, {quote(verdict.turns)}, are not a list",
     )
     _require_numbers(((str(turn), reward) for turn, reward in enumerate(verdict.turns)), "reward of turn")
-    for part in verdict.process:
+    for process_reward in verdict.process:
         _require_valid(
-            _is_finite(part.reward), "number", f"a process reward is {quote(part.reward)}, expected a finite number"
+            _is_finite(process_reward.reward),
+            "number",
+            f"a process reward is {quote(process_reward.reward)}, expected a finite number",
         )
-        for span in part.tokens:
+        for span in process_reward.tokens:
             _require_valid(
                 0 <= span.call < len(calls) and 0 <= span.start <= span.stop <= len(calls[span.call].response_ids),
                 "call",
@@ -247,16 +257,26 @@ def _check_verdict(verdict: Verdict, calls: Sequence[Call]) -> None:
 
 
 def _check_call(call: Call, at: int) -> None:
-    """Check the parts of a call that credit, loss, proof and metrics read."""
-    replied = len(call.response_ids)
+    """Check a call's index, log-probabilities, sampling settings, times and policy versions.
+
+    Args:
+        at: The call's place in the episode, which its index must equal.
+    """
+    response_length = len(call.response_ids)
     _require_valid(
         call.index == at and isinstance(call.trained, bool),
         "call",
         f"call number {at} has the index {call.index!r:.20}",
     )
-    sizes = {len(call.logprobs), len(call.logprobs_unit), replied if call.teacher is None else len(call.teacher)}
+    sizes = {
+        len(call.logprobs),
+        len(call.logprobs_unit),
+        response_length if call.teacher is None else len(call.teacher),
+    }
     _require_valid(
-        sizes == {replied}, "call", f"call {at} has {replied} tokens, but log-probabilities of {sorted(sizes)} tokens"
+        sizes == {response_length},
+        "call",
+        f"call {at} has {response_length} tokens, but log-probabilities of {sorted(sizes)} tokens",
     )
     _require_numbers(
         (("temperature", call.temperature), ("top_p", call.terms.top_p), ("top_k", call.terms.top_k)), f"call {at}"
@@ -264,18 +284,19 @@ def _check_call(call: Call, at: int) -> None:
     _require_numbers((("started", call.started), ("ended", call.ended)), f"call {at}")
     if call.trained and not (np.isfinite(call.logprobs).all() and np.isfinite(call.logprobs_unit).all()):
         raise GroupRefusedError("number", f"a log-probability of call {at} is not finite")
-    has_version = bool(call.versions) or not call.trained or not replied
+    has_version = bool(call.versions) or not call.trained or not response_length
     _require_valid(has_version, "policy_version", f"no policy version is recorded for call {at}")
-    are_counts = all(_is_count(number) for run in call.versions for number in run)
-    firsts = [run.first for run in call.versions]
+    # Each version run is (first token, lowest version, highest version); the runs cover the response from token 0 on.
+    are_counts = all(_is_count(number) for version_run in call.versions for number in version_run)
+    first_tokens = [version_run.first for version_run in call.versions]
     _require_valid(
         are_counts
-        and all(run.low <= run.high for run in call.versions)
-        and firsts == sorted(firsts)
-        and firsts[:1] in ([], [0])
-        and all(first <= replied for first in firsts),
+        and all(version_run.low <= version_run.high for version_run in call.versions)
+        and first_tokens == sorted(first_tokens)
+        and first_tokens[:1] in ([], [0])
+        and all(first <= response_length for first in first_tokens),
         "policy_version",
-        f"the policy versions of call {at} are invalid: {quote([tuple(run) for run in call.versions])}",
+        f"the policy versions of call {at} are invalid: {quote([tuple(version_run) for version_run in call.versions])}",
     )
 
 
@@ -286,13 +307,13 @@ def _check_timelines(episode: Episode) -> None:
     for number, timeline in enumerate(episode.timelines):
         _check_timeline(timeline, number, calls)
         for span in timeline.spans:
-            part = _reply_part(span, calls[span.call])
+            response_slice = _reply_part(span, calls[span.call])
             _require_valid(
-                not is_trained[span.call][part].any(),
+                not is_trained[span.call][response_slice].any(),
                 "timeline",
                 f"timeline {number} trains tokens that another timeline trains too",
             )
-            is_trained[span.call][part] = True
+            is_trained[span.call][response_slice] = True
     counted = sum(timeline.sampled for timeline in episode.timelines) + episode.untrained.total()
     _require_valid(
         counted == episode.sampled_tokens,
@@ -309,7 +330,7 @@ def _check_timeline(timeline: Timeline, at: int, calls: Sequence[Call]) -> None:
         calls: All calls of the episode.
     """
     size = len(timeline.ids)
-    sizes = {len(each) for each in (timeline.mask, timeline.logprobs, timeline.logprobs_unit, timeline.versions)}
+    sizes = {len(array) for array in (timeline.mask, timeline.logprobs, timeline.logprobs_unit, timeline.versions)}
     _require_valid(
         sizes == {size} and size > 0,
         "timeline",
@@ -320,10 +341,10 @@ def _check_timeline(timeline: Timeline, at: int, calls: Sequence[Call]) -> None:
         inside = 0 <= span.call < len(calls) and 0 <= span.start < span.stop <= size
         _require_valid(inside, "timeline", f"timeline {at} of {size} tokens has the invalid span {quote(tuple(span))}")
         call = calls[span.call]
-        part = _reply_part(span, call)
-        inside = part.start >= 0 and part.stop <= len(call.response_ids) and call.trained
+        sampled = _reply_part(span, call)
+        is_sampled = sampled.start >= 0 and sampled.stop <= len(call.response_ids) and call.trained
         _require_valid(
-            inside, "timeline", f"timeline {at} trains tokens that call {span.call} did not sample for training"
+            is_sampled, "timeline", f"timeline {at} trains tokens that call {span.call} did not sample for training"
         )
     rebuilt = rebuild(calls, timeline.leaf, timeline.agent, timeline.target, timeline.spans)
     names = ("ids", "mask", "logprobs", "logprobs_unit", "versions")
@@ -332,7 +353,10 @@ def _check_timeline(timeline: Timeline, at: int, calls: Sequence[Call]) -> None:
 
 
 def _reply_part(span: SampledSpan, call: Call) -> slice:
-    """Return the part of the call's reply covered by a span of a timeline."""
+    """Return the slice of the call's response tokens covered by a span of a timeline.
+
+    In the timeline, the call's response follows `prefix` tokens of earlier calls and the call's own suffix.
+    """
     begin = span.start - call.prefix - len(call.suffix_ids)
     return slice(begin, begin + span.stop - span.start)
 
@@ -360,6 +384,7 @@ def _require_valid(holds: bool, kind: RefusalKind, why: str) -> None:
 
 
 def _is_count(value: object) -> bool:
+    """Return True for an integer from 0 to 2**31 - 1. A bool is no count, although Python counts it as an int."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 
@@ -369,5 +394,5 @@ def _is_finite(value: object) -> bool:
         return False
     try:
         return math.isfinite(value) and abs(value) <= float(np.finfo(np.float32).max)
-    except OverflowError:
+    except OverflowError:  # an integer beyond the range of a float
         return False

@@ -50,9 +50,10 @@ class Address:
             base: folder of relative paths. None: the working directory.
             run: Name of the run, the default name of a server's database.
         """
-        kind, colon, rest = text.partition(":")
+        kind, colon, location = text.partition(":")
+        # A text without a scheme is a path, and so is the name of an existing file that contains a colon.
         if not colon or kind == "sqlite" or (base or Path()).joinpath(text).exists():
-            path = Path(rest.removeprefix("//") if colon and kind == "sqlite" else text).expanduser()
+            path = Path(location.removeprefix("//") if colon and kind == "sqlite" else text).expanduser()
             if not path.name:
                 raise ConfigError(
                     "The store's address contains no file name.", where="store.uri", expected=list_forms()
@@ -62,22 +63,22 @@ class Address:
             raise ConfigError(
                 f"No kind of store has addresses that begin with {kind}:.", where="store.uri", expected=list_forms()
             )
-        parts = urlsplit(text)
-        if "@" in parts.netloc:
+        url = urlsplit(text)
+        if "@" in url.netloc:
             raise ConfigError(
                 "The store's address contains a user or a password.",
                 where="store.uri",
                 expected=f"an address without user and password; set {USER} and {PASSWORD} in the environment instead",
                 do=f"Write {kind}://HOST:PORT/DATABASE and set {PASSWORD} in the environment or .env.",
             )
-        if not parts.netloc:
+        if not url.netloc:
             raise ConfigError("The store's address contains no host.", where="store.uri", expected=list_forms())
-        database = parts.path.strip("/") or database_name(run)
+        database = url.path.strip("/") or database_name(run)
         if not database:
             raise ConfigError(
                 "The store's address contains no database name.", where="store.uri", expected=list_forms()
             )
-        return cls(uri=parts._replace(path="/").geturl(), database=database)
+        return cls(uri=url._replace(path="/").geturl(), database=database)
 
     @property
     def scheme(self) -> str:
@@ -89,8 +90,8 @@ class Address:
         """The address as text without credentials, for messages and for `store.address`."""
         if self.path is not None:
             return f"sqlite:{self.path}"
-        parts = urlsplit(self.uri)
-        return f"{parts.scheme}://{parts.netloc}/{self.database}"
+        url = urlsplit(self.uri)
+        return f"{url.scheme}://{url.netloc}/{self.database}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +133,9 @@ class StoreDriver(Protocol):
         ...
 
     def survey(self, address: Address) -> list[Finding]:
-        """Return the results of checking the store, for `ajet doctor --store`. An unreachable server is a result, not
-        an
-        error.
+        """Return the results of checking the store, for `ajet doctor --store`.
+
+        An unreachable server is one of the results, not an error.
         """
         ...
 
@@ -149,10 +150,10 @@ class StoreDriver(Protocol):
 
 def find_driver(address: Address) -> StoreDriver:
     """Return the driver for an address. Raises ConfigError if no plug-in has a driver for the address's scheme."""
-    part = find_shared_store(address.scheme)
-    if part is None:
+    plugin_part = find_shared_store(address.scheme)
+    if plugin_part is None:
         raise ConfigError(f"No kind of store has addresses that begin with {address.scheme}:.", expected=list_forms())
-    driver: StoreDriver = load_code(part.code)()
+    driver: StoreDriver = load_code(plugin_part.code)()
     return driver
 
 
@@ -182,7 +183,10 @@ def recorded_settings(folder: Path) -> str:
 
 
 def database_name(run: str) -> str:
-    """Return the name of a run's database. MongoDB admits 63 bytes without blanks, dots and slashes."""
+    """Return the run's name as the name of a database: ASCII letters, digits, `_` and `-`, at most 60.
+
+    MongoDB admits 63 bytes without blanks, dots and slashes.
+    """
     return re.sub(r"[^\w-]+", "_", run, flags=re.ASCII)[:60]
 
 
@@ -215,10 +219,18 @@ def open_shared(
     redact: Redactor | None = None,
     usable: Usable | None = None,
 ) -> SharedStore:
-    """Open the store at an address.
+    """Open the store at an address. A missing store is created.
 
     Args:
-        rolls, at, run, settings, usable: for the trainer, as in `StoreOptions`.
+        lease_seconds: Time after which a lease ends without renewal.
+        max_attempts: Number of failed attempts after which a position is leased no more.
+        unreachable_timeout: Seconds an operation waits for an unreachable store, after the store was opened.
+        at: The store's state in the checkpoint. None: no checkpoint.
+        rolls: True for the training process: the store is reset to `at`, and an earlier trainer is refused.
+        run: Identity of the run, stored by its first trainer.
+        settings: Resolved YAML of the run, stored for readers. "" keeps the stored one.
+        redact: Removes secrets from stored text.
+        usable: Returns True if stored episodes may be used at the checkpoint. None: all may.
 
     Raises:
         UserError: the store cannot be opened. An unreachable server at the start is a user error, not a failed run.
@@ -232,7 +244,7 @@ def open_shared(
 
 
 def require_store(address: Address) -> None:
-    """Open and close the store, before expensive work. Raises UserError."""
+    """Open and close the store, so that an unusable one is reported before expensive work. Raises UserError."""
     open_shared(address).disconnect()
 
 
@@ -255,7 +267,13 @@ def survey(text: str, *, base: Path | None = None) -> list[Finding]:
 
 
 def find_store_leftovers(folder: Path, *, remove: bool = False) -> StoreLeftovers:
-    """Find leftovers in the store of the run in `folder`. `remove` deletes them."""
+    """Find the incomplete parts of episodes that killed processes left in the store of the run in `folder`.
+
+    A store that cannot be examined is reported in `why_not` of the result.
+
+    Args:
+        remove: True to delete them.
+    """
     address_file = folder / ADDRESS_FILE
     address = address_file.read_text().strip() if address_file.exists() else ""
     if find_shared_store(address.partition(":")[0]) is None:  # a store class of the user, or no store

@@ -100,7 +100,10 @@ class Outage:
                 return result
 
     def _wait_for_retry(self, seconds: float) -> bool:
-        """Wait until the next try. Return True if the store was closed."""
+        """Wait `seconds` until the next try of an operation. Return True if the process closed the store meanwhile.
+
+        An exception of the caller's INTERRUPT_RAISER ends the wait, and later operations are tried once.
+        """
         raise_interrupt, deadline = INTERRUPT_RAISER.get(), time.monotonic() + seconds
         while True:
             if raise_interrupt is not None:
@@ -116,7 +119,7 @@ class Outage:
     def _may_wait(self, started_at: float, pause: float) -> bool:
         """Return True if an operation may be repeated after a pause.
 
-        The first failed operation starts the outage.
+        The first failed operation starts the outage. An outage of more than LOGGED_AFTER seconds is logged once.
 
         Args:
             started_at: Monotonic time of the operation's first try.
@@ -131,7 +134,7 @@ class Outage:
                 logger.warning(
                     "the store {} cannot be reached: ajet retries for up to {:.0f} s", self._shown_address, remaining
                 )
-            if limit is not None and now + pause > started_at + limit:
+            if limit is not None and now + pause > started_at + limit:  # the limit of the caller's `limited_patience`
                 return False
             if self._has_given_up or now + pause > min(started_at, self._outage_start) + self.patience:
                 self._has_given_up = True

@@ -57,6 +57,8 @@ def require_own_store(experiment: Experiment, folder: Path) -> None:
 def check_own_store(experiment: Experiment, folder: Path) -> Address | None:
     """Check a run's shared store without creating or changing anything, and return its address.
 
+    A private store has no address: the result is None.
+
     Args:
         folder: The run's folder. The folder may be missing: the start creates the folder.
     """
@@ -100,8 +102,9 @@ def open_store(
         )
         write_store_address(folder, address.shown)
         return shared
-    more: dict[str, Any] = {"usable": usable} if usable is not None else {}
-    store: Store = store_class(experiment)(pending, ledger=ledger, at=at, redact=redact, **more)
+    # Without `usable`, the default of the store's class holds.
+    optional_arguments: dict[str, Any] = {"usable": usable} if usable is not None else {}
+    store: Store = store_class(experiment)(pending, ledger=ledger, at=at, redact=redact, **optional_arguments)
     if not isinstance(store, RunStore):  # ajet does not know where a custom store keeps its episodes
         write_store_address(folder, experiment.ajet.store.type)
     return store
@@ -113,7 +116,7 @@ def open_reader(address: Address) -> StoreReader:
 
 
 def is_shared(store: Store) -> TypeGuard[SharedStore]:
-    """Return True if the store has the interface of a store for several processes."""
+    """Return True if several processes can use the store (`SharedStore`): only such a store has `announce`."""
     return hasattr(store, "announce")
 
 
@@ -124,6 +127,8 @@ def store_class(experiment: Experiment) -> type[Any]:
     """
     from ajet.config.references import resolve_class
 
-    does = ("lease", "put", "close", "use", "commit", "forget")
-    store_type, like = experiment.ajet.store.type, "ajet.store.Store"
-    return resolve_class(store_type, "store", base=experiment.base, key="ajet.store.type", methods=does, like=like)
+    required_methods = ("lease", "put", "close", "use", "commit", "forget")
+    store_type, interface = experiment.ajet.store.type, "ajet.store.Store"
+    return resolve_class(
+        store_type, "store", base=experiment.base, key="ajet.store.type", methods=required_methods, like=interface
+    )

@@ -62,7 +62,9 @@ class StoreReader(Protocol):
         """Return a position with its episodes, or None if a writer has removed the position meanwhile."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connection to the store's database."""
+        ...
 
 
 def build_stored_position(

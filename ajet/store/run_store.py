@@ -31,6 +31,7 @@ class PositionQueue:
     """
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
+        """Restore the queue from the value of `state` in a checkpoint. None: an empty queue."""
         state = state or {}
         self._next = int(state.get("next", 0))
         self._client_task_count = int(state.get("brought", 0))
@@ -40,24 +41,24 @@ class PositionQueue:
 
     def take(self, count: int) -> list[Lease]:
         """Lease the next `count` positions of the training order: waiting positions first, then new ones."""
-        waiting = sorted(order for order in self._waiting_orders if order >= 0)[:count]
-        fresh = range(self._next, self._next + count - len(waiting))
-        self._next = fresh.stop
-        return [self._lease_position(order) for order in (*waiting, *fresh)]
+        waiting_orders = sorted(order for order in self._waiting_orders if order >= 0)[:count]
+        new_orders = range(self._next, self._next + count - len(waiting_orders))
+        self._next = new_orders.stop
+        return [self._lease_position(order) for order in (*waiting_orders, *new_orders)]
 
     def bring(self) -> Lease:
-        """Lease a new position for a client's own task, outside the training order."""
+        """Lease a new position for a client's own task, outside the training order: the next number below zero."""
         self._client_task_count += 1
         return self._lease_position(-self._client_task_count)
 
     def offer(self, order: int) -> bool:
         """Mark a position as waiting, because its episodes were found on disk. Return False if it is over or leased.
 
-        Earlier positions that were never leased are marked, too.
+        Earlier positions that were never leased are marked, too, because `next` moves past them.
         """
         if order in self._fence_by_order:
             return False
-        if order < 0:
+        if order < 0:  # the position of a client's own task
             self._client_task_count = max(self._client_task_count, -order)
             self._waiting_orders.add(order)
         elif order >= self._next:
@@ -70,7 +71,7 @@ class PositionQueue:
         return order in self._waiting_orders
 
     def claim(self, order: int) -> Lease:
-        """Lease the position `order`, which is waiting."""
+        """Lease the waiting position `order` under a new fence and return the lease."""
         return self._lease_position(order)
 
     def current_lease(self, order: int) -> Lease:
@@ -87,8 +88,8 @@ class PositionQueue:
     def end(self, orders: Iterable[int]) -> None:
         """End leased positions for good. Raises LeaseLostError, and ends none, if a position is not leased."""
         ending = set(orders)
-        if foreign := ending - self._fence_by_order.keys():
-            raise LeaseLostError(f"positions {sorted(foreign)} are not leased by this process")
+        if unleased := ending - self._fence_by_order.keys():
+            raise LeaseLostError(f"positions {sorted(unleased)} are not leased by this process")
         for order in ending:
             del self._fence_by_order[order]
 
@@ -106,10 +107,15 @@ class PositionQueue:
         """Return the positions as JSON values for a checkpoint.
 
         A leased position counts as waiting, because its lease ends with the process.
+
+        Returns:
+            `next`: first position never leased; `unfinished`: leased and waiting positions; `brought`: number of
+                clients' own tasks so far.
         """
         return {"next": self._next, "unfinished": self.begun(), "brought": self._client_task_count}
 
     def _lease_position(self, order: int) -> Lease:
+        """Lease a position under a new, higher fence, so that every earlier lease of the position is stale."""
         self._waiting_orders.discard(order)
         self._fence += 1
         self._fence_by_order[order] = self._fence
@@ -151,6 +157,7 @@ class RunStore:
         self._put_episodes: dict[int, list[Kept]] = {}
         self._numbers: dict[int, int] = {}
         """File number of each open position with episodes."""
+        # Uses recorded with another store say nothing about the episodes of this one.
         uses = state if state.get("ledger") == ledger else {}
         self._step_of_use: dict[str, int] = {name: int(step) for name, step in uses.get("used", ())}
         """Step of the last use of each used position, by the uuid of the position's first episode."""
@@ -166,6 +173,7 @@ class RunStore:
             self._read_pending(self._files)
 
     def lease(self, count: int) -> list[Lease]:
+        """Lease the next `count` positions and return each lease with the position's stored episodes."""
         with self._lock:
             return [self._attach_episodes(lease) for lease in self._positions.take(count)]
 
@@ -175,30 +183,42 @@ class RunStore:
             return self._positions.bring()
 
     def lease_kept(self) -> list[Lease]:
+        """Lease the free positions that have stored episodes, whose groups an earlier lease left incomplete."""
         with self._lock:
-            waiting = sorted(order for order in self._put_episodes if self._positions.is_waiting(order))
-            return [self._attach_episodes(self._positions.claim(order)) for order in waiting]
+            orders_with_episodes = sorted(order for order in self._put_episodes if self._positions.is_waiting(order))
+            return [self._attach_episodes(self._positions.claim(order)) for order in orders_with_episodes]
 
     def put(self, lease: Lease, *kept: Kept) -> None:
-        """Write episodes to a file of pending episodes. Episodes that are already stored are skipped."""
+        """Write the episodes of a leased position to its pending file. Episodes that are already stored are skipped.
+
+        Raises:
+            LeaseLostError: the lease is stale.
+            RuntimeError: the store was opened without a folder.
+        """
         if self._files is None:
             raise RuntimeError("the store has no folder")
         with self._lock:
             self._positions.require_lease(lease)
             stored = self._put_episodes.get(lease.order, [])
-            new = [attempt for attempt in kept if all(attempt.episode.uuid != other.episode.uuid for other in stored)]
-            if not new:
+            new_attempts = [
+                attempt for attempt in kept if all(attempt.episode.uuid != other.episode.uuid for other in stored)
+            ]
+            if not new_attempts:
                 return
-            number = self._numbers.get(lease.order, self._last_file_number + 1)
-            notes = {
+            file_number = self._numbers.get(lease.order, self._last_file_number + 1)
+            notes_by_uuid = {
                 attempt.episode.uuid: {"alone": attempt.alone, "ended_by": attempt.ended_by, "position": lease.order}
-                for attempt in new
+                for attempt in new_attempts
             }
-            self._files.write(number, "train", [attempt.episode for attempt in new], notes=notes)
-            self._numbers[lease.order], self._last_file_number = number, max(self._last_file_number, number)
-            self._put_episodes[lease.order] = [*stored, *new]
+            self._files.write(file_number, "train", [attempt.episode for attempt in new_attempts], notes=notes_by_uuid)
+            self._numbers[lease.order], self._last_file_number = file_number, max(self._last_file_number, file_number)
+            self._put_episodes[lease.order] = [*stored, *new_attempts]
 
     def close(self, lease: Lease) -> None:
+        """Record that the group at the leased position is complete.
+
+        An empty marker file records it for later processes.
+        """
         with self._lock:
             self._positions.require_lease(lease)
             self._closed.add(lease.order)
@@ -213,38 +233,51 @@ class RunStore:
     def begun(self) -> list[int]:
         """Return the positions of the training order that were leased and never used or discarded."""
         with self._lock:
+            # `_steps` has the positions that a step used and that stay closed for reuse.
             return [order for order in self._positions.begun() if order not in self._steps]
 
     def use(self, orders: Iterable[int], step: int, *, again: Collection[int] = ()) -> None:
-        """Record the use of positions in memory. `commit` then writes it into the checkpoint's state."""
+        """Record in memory that a training step used these positions. `commit` returns it for the checkpoint.
+
+        Args:
+            again: positions that stay closed, so that a later step may use them, too. The other positions are over.
+
+        Raises:
+            LeaseLostError: a position has no complete group, or this step or a later one has used it. No use is
+                recorded.
+        """
         using = set(orders)
-        staying = using & set(again)
+        reusable = using & set(again)
         with self._lock:
-            # `late`: positions that this step or a later one has used already. Check everything first, so that an error
-            # changes nothing.
-            late = [order for order in using if self._steps.get(order, [-1])[-1] >= step]
-            if unusable := sorted({*late, *(staying - (self._closed & self._put_episodes.keys()))}):
+            # Check everything first, so that an error changes nothing.
+            used_already = [order for order in using if self._steps.get(order, [-1])[-1] >= step]
+            if unusable := sorted({*used_already, *(reusable - (self._closed & self._put_episodes.keys()))}):
                 raise LeaseLostError(
                     f"positions {unusable} have no complete group, or step {step} has used them already"
                 )
-            ending = using - staying
-            self._positions.end(ending)
-            for order in staying:
+            ended = using - reusable
+            self._positions.end(ended)
+            for order in reusable:
                 self._steps.setdefault(order, []).append(step)
-            for order in ending:
+            for order in ended:
                 self._closed.discard(order)
                 self._steps.pop(order, None)
                 if episodes := self._put_episodes.pop(order, None):
                     # The file stays until `forget`: a run resumed at an older checkpoint needs the episodes again. The
-                    # uuid names the file across processes.
-                    name = episodes[0].episode.uuid
-                    self._step_of_use[name], self._used_file_numbers[name] = step, self._numbers.pop(order)
+                    # first episode's uuid identifies the file across processes.
+                    first_uuid = episodes[0].episode.uuid
+                    self._step_of_use[first_uuid], self._used_file_numbers[first_uuid] = step, self._numbers.pop(order)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
-        """End the positions as `use` does. The reason is recorded in the step's outcomes."""
+        """End the positions as `use` does. `reason` is not stored here, but in the record of the step."""
         self.use(orders, step)
 
     def give_back(self, leases: Iterable[Lease]) -> None:
+        """Free leased positions. A client's own task without episodes is over: only the client could run it again.
+
+        Raises:
+            LeaseLostError: a lease is stale.
+        """
         with self._lock:
             for lease in leases:
                 self._positions.require_lease(lease)
@@ -254,47 +287,62 @@ class RunStore:
                     self._positions.give_back(lease)
 
     def commit(self) -> dict[str, Any]:
+        """Return the positions and their uses as JSON values for the checkpoint.
+
+        Returns:
+            The values of `PositionQueue.state`; `ledger`: the store's name; `used`: [uuid of the position's first
+                episode, step of its last use] pairs; `again`: [uuid, steps] pairs of positions that stay closed for
+                reuse, if there are any.
+        """
         with self._lock:
             used = [[name, step] for name, step in self._step_of_use.items()]
             reused = [
                 [self._put_episodes[order][0].episode.uuid, [*steps]] for order, steps in sorted(self._steps.items())
             ]
-            frontier = {**self._positions.state(), "ledger": self._ledger, "used": used}
-            return {**frontier, "again": reused} if reused else frontier
+            state = {**self._positions.state(), "ledger": self._ledger, "used": used}
+            return {**state, "again": reused} if reused else state
 
     def forget(self, step: int) -> None:
+        """Remove the files of positions used for the last time up to `step`, the oldest checkpoint still loadable."""
         with self._lock:
-            for name in [name for name, used_at in self._step_of_use.items() if used_at <= step]:
-                if self._files is not None and name in self._used_file_numbers:
-                    self._remove_files(self._files, self._used_file_numbers.pop(name))
-                del self._step_of_use[name]
+            for first_uuid in [first_uuid for first_uuid, used_at in self._step_of_use.items() if used_at <= step]:
+                if self._files is not None and first_uuid in self._used_file_numbers:
+                    self._remove_files(self._files, self._used_file_numbers.pop(first_uuid))
+                del self._step_of_use[first_uuid]
 
     def _read_pending(self, files: EpisodeFiles) -> None:
-        """Read the episode files of earlier processes, except those of positions that the checkpoint knows as used."""
-        for number in files.steps():
-            self._last_file_number = max(self._last_file_number, number)
-            lines = list(read_lines(files.path(number)))
+        """Read the episode files of earlier processes, except those of positions that the checkpoint knows as used.
+
+        Files whose episodes may not be used at this checkpoint are removed.
+
+        Raises:
+            UserError: an episode or its arrays were changed.
+        """
+        for file_number in files.steps():
+            self._last_file_number = max(self._last_file_number, file_number)
+            lines = list(read_lines(files.path(file_number)))
             rows = [row for row, _ in lines]
-            name = str(rows[0].get("uuid")) if rows else ""
-            if name in self._step_of_use:
-                self._used_file_numbers[name] = number
+            first_uuid = str(rows[0].get("uuid")) if rows else ""
+            if first_uuid in self._step_of_use:
+                self._used_file_numbers[first_uuid] = file_number
                 continue
-            self._require_unchanged(files.path(number), lines)
-            ends = [
+            self._require_unchanged(files.path(file_number), lines)
+            attempts = [
                 Kept(episode, row["alone"], row["ended_by"])
-                for row, episode in zip(rows, files.read(number), strict=True)
+                for row, episode in zip(rows, files.read(file_number), strict=True)
             ]
-            if name in self._to_come or self._is_trainable(ends):
-                self._add_pending(number, rows[0]["position"], ends, self._to_come.get(name))
+            # Episodes that a step has used already stay, so that later steps can use them again.
+            if first_uuid in self._to_come or self._is_trainable(attempts):
+                self._add_pending(file_number, rows[0]["position"], attempts, self._to_come.get(first_uuid))
             else:
-                self._remove_files(files, number)
+                self._remove_files(files, file_number)
 
     @staticmethod
     def _require_unchanged(path: Path, lines: Sequence[Line]) -> None:
         """Raise UserError if a line of a pending file or its arrays were changed."""
-        for line_number, altered in _find_changed(path, lines):
+        for line_number, error in _find_changed(path, lines):
             raise UserError(
-                f"A recorded episode that is not trained yet was {altered}.",
+                f"A recorded episode that is not trained yet was {error}.",
                 where=f"{path}:{line_number}",
                 expected="the unchanged line and arrays that the run wrote",
                 do=f"restore {path.name} and its .bin file, or remove both: the task is then run again",
@@ -306,7 +354,10 @@ class RunStore:
         If the position is over according to the checkpoint, its episodes get a new position outside the training order.
 
         Args:
-            used: steps that used the position and kept it for reuse.
+            number: number of the file.
+            order: position recorded in the file.
+            ends: the file's episodes.
+            used: steps that used the position and left it closed for reuse. None: no step used it.
         """
         if not self._positions.offer(order):
             lease = self._positions.bring()
@@ -320,6 +371,7 @@ class RunStore:
                 self._steps[order] = used
 
     def _remove_files(self, files: EpisodeFiles, number: int) -> None:
+        """Delete the pending file `number`, its arrays and its marker of a complete group, as far as they exist."""
         path = files.path(number)
         for file in (path, path.with_suffix(".bin"), self._closed_marker(number)):
             file.unlink(missing_ok=True)
@@ -330,7 +382,7 @@ class RunStore:
         return Lease(lease.order, lease.fence, tuple(self._put_episodes.get(lease.order, ())), steps)
 
     def _closed_marker(self, number: int) -> Path:
-        """Path of the marker file of a closed group."""
+        """Return the path of the empty file that marks the group in the pending file `number` as complete."""
         assert self._files is not None
         return self._files.path(number).with_suffix(".closed")
 
@@ -341,21 +393,21 @@ def find_changed_episodes(folder: Path) -> Iterator[tuple[Path, int, AlteredEpis
     for path in map(files.path, files.steps()):
         lines = list(read_lines(path))
         try:
-            yield from ((path, line_number, altered) for line_number, altered in _find_changed(path, lines))
+            yield from ((path, line_number, error) for line_number, error in _find_changed(path, lines))
         except UserError:
             if path.exists():  # a live run may remove the file meanwhile, once no checkpoint needs the file
                 raise
 
 
 def _find_changed(path: Path, lines: Sequence[Line]) -> Iterator[tuple[int, AlteredEpisodeError]]:
-    """Yield changed lines with numbers from 1."""
+    """Yield line number (from 1) and error of each line of a pending file that does not match its digest."""
     if not lines:
         return
-    with open_arrays(path) as blobs:
+    with open_arrays(path) as arrays:
         for line_number, (row, line) in enumerate(lines, 1):
             try:
                 with explain_alteration(row.get("position"), str(row.get("uuid")), path.name):
-                    if not matches_digest(row, line, blobs):
+                    if not matches_digest(row, line, arrays):
                         raise AlteredEpisodeError
-            except AlteredEpisodeError as altered:
-                yield line_number, altered
+            except AlteredEpisodeError as error:
+                yield line_number, error

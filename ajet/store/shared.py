@@ -218,7 +218,11 @@ class SharedStore(Store, Protocol):
         ...
 
     def renew(self, leases: Iterable[Lease]) -> None:
-        """Renew all leases that are still valid. Raises LeaseLostError with the positions of the others."""
+        """Renew all leases that are still valid.
+
+        Raises:
+            LeaseLostError: some leases were not valid any more; the message names their positions.
+        """
         ...
 
     def fail(self, lease: Lease, reason: str) -> None:

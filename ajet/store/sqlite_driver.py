@@ -50,6 +50,11 @@ class SqliteDriver:
         return SqliteStore(_file_path(address), opener)
 
     def check(self, address: Address, *, made: Path | None = None) -> None:
+        """Raise the errors of `open` without creating or changing anything.
+
+        Args:
+            made: A folder that does not count as missing, because the start of the run will create it.
+        """
         check_file(_file_path(address), made=made)
 
     def read(self, address: Address) -> SqliteReader:
@@ -71,7 +76,7 @@ def _file_path(address: Address) -> Path:
 
 @dataclass(slots=True)
 class _PositionUses:
-    """Which training steps used a position. Steps after the last committed one are left out: they will be repeated."""
+    """The training steps that used a position. Uses undone by a resumed run are left out."""
 
     steps: list[int] = field(default_factory=list)
     """Training steps that used the position."""
@@ -103,22 +108,30 @@ class SqliteReader:
         """Return the latest announced policy, or None without one."""
         with self.bound_reads():
             row = self.database.execute("SELECT said FROM policy").fetchone()
+            # Trainer number and time are not part of the policy.
             return read_announced((row[0], 0, 0.0), 0.0).policy if row else None
 
     def begun(self) -> int:
-        """Return the first position of the training order never leased."""
+        """Return the number of positions of the training order that were leased at least once."""
         with self.bound_reads():
             return read_count("next", self.database.execute("SELECT value FROM counts WHERE name = 'next'").fetchone())
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
+        """Return the numbers of positions with episodes, in order.
+
+        Args:
+            beginning: Only positions with an episode whose uuid begins so.
+            steps: Only positions used by these training steps. Empty: all.
+        """
         query = "SELECT DISTINCT place FROM ends WHERE substr(uuid, 1, ?) = ? ORDER BY place"
         with self.bound_reads():
             positions = [read_position(row) for row in self.database.execute(query, (len(beginning), beginning))]
         return [order for order in positions if not steps or {*self._uses_of(order).steps} & {*steps}]
 
     def position(self, order: int) -> StoredPosition | None:
+        """Return a position with its episodes, or None if there is no such position or the position has no episodes."""
         with self.bound_reads():
-            self.database.execute("BEGIN")
+            self.database.execute("BEGIN")  # state and episodes of one moment, while other processes write
             try:
                 row = self.database.execute("SELECT state FROM positions WHERE place = ?", (order,)).fetchone()
                 ends = list(self._episodes.iterate_episodes(self.database, order))
@@ -136,6 +149,7 @@ class SqliteReader:
         require_own(self.database, self._path)
         facts = dict(self.database.execute("SELECT name, value FROM facts").fetchall())
         self.run, self.settings = facts.get("run", ""), facts.get("settings", "")
+        # Valid are the uses of the current line of checkpoints, and those since the last checkpoint (`of` is null).
         query = f"{LINE} SELECT place, step, reason FROM uses WHERE of IS NULL OR of IN line ORDER BY step"
         self._uses_by_order: dict[int, _PositionUses] = {}
         for order, step, reason in self.database.execute(query):
@@ -150,7 +164,7 @@ class SqliteReader:
 
     @contextmanager
     def bound_reads(self) -> Iterator[None]:
-        """Bound the time of statements within the block and explain errors."""
+        """Within the block, bound the run time of SQL statements and turn SQLite errors into UserErrors."""
         bound_statements(self.database)
         with _explain_errors(self._path):
             yield
@@ -208,10 +222,12 @@ def _survey_tables(base: sqlite3.Connection, path: Path) -> list[Finding]:
         latest = read_announced(row, time.time())
         findings.append(report_policy(asdict(latest.policy), latest.age))
     leased = "SELECT holder, COUNT(*) FROM positions WHERE state = 'leased' GROUP BY holder"
-    holds = dict(base.execute(leased).fetchall())
+    lease_count_by_holder = dict(base.execute(leased).fetchall())
     for row in base.execute("SELECT role, name, seen, joined, told, 0 FROM members ORDER BY role DESC, name"):
         if (member := read_member(row, time.time())) is not None:
-            findings.append(report_member(member.role, member.name, member.age, holds.get(member.name, 0)))
+            findings.append(
+                report_member(member.role, member.name, member.age, lease_count_by_holder.get(member.name, 0))
+            )
         else:
             findings.append(
                 Finding(

@@ -34,14 +34,14 @@ class DamagedRowError(AjetError):
 
 
 def read_count(name: str, row: tuple[Any, ...] | None) -> int:
-    """Return the value of a row of `counts`."""
+    """Return the counter `name` from its row of the table `counts`. Raises DamagedRowError unless it is an integer."""
     if row is None or not isinstance(row[0], int):
         raise DamagedRowError(f"the value of the counter {name!r} is {quote(row and row[0])}, not an integer")
     return row[0]
 
 
 def read_position(row: tuple[Any, ...]) -> int:
-    """Return the position of an attempt's row."""
+    """Return the position in the first column of a row. Raises DamagedRowError unless it is an integer."""
     if not isinstance(row[0], int):
         raise DamagedRowError(f"the position of an attempt is {quote(row[0])}, not an integer")
     return row[0]
@@ -83,7 +83,7 @@ def read_announced(row: tuple[Any, ...], now: float) -> AnnouncedPolicy:
     Args:
         now: Present time in seconds since the epoch.
     """
-    text, trainer, time = row
+    text, trainer, announced_at = row
     try:
         policy = Policy(**parse_json(text))
     except (TypeError, ValueError) as error:
@@ -91,13 +91,13 @@ def read_announced(row: tuple[Any, ...], now: float) -> AnnouncedPolicy:
     texts = (policy.run, policy.weights, policy.lineage, policy.tokenizer, policy.template)
     numbers = (policy.step, trainer, 0 if policy.below is None else policy.below)
     if not (
-        all(isinstance(each, str) for each in texts)
+        all(isinstance(field, str) for field in texts)
         and all(isinstance(number, int) for number in numbers)
         and isinstance(policy.told, dict)
-        and _is_time(time)
+        and _is_time(announced_at)
     ):
         raise DamagedRowError(f"the announced policy cannot be read: {quote(text)}")
-    return AnnouncedPolicy(policy, trainer, now - time)
+    return AnnouncedPolicy(policy, trainer, now - announced_at)
 
 
 def _is_time(value: object) -> bool:
@@ -125,8 +125,15 @@ class SqliteEpisodes:
         rows = []
         for attempt in ends:
             row, arrays = encode(attempt.episode)
-            about = (attempt.episode.uuid, lease.order, attempt.alone, attempt.ended_by, self._redact.row(row), arrays)
-            rows.append((*about, _digest_row(*about)))
+            columns = (
+                attempt.episode.uuid,
+                lease.order,
+                attempt.alone,
+                attempt.ended_by,
+                self._redact.row(row),
+                arrays,
+            )
+            rows.append((*columns, _digest_row(*columns)))
         return rows
 
     @staticmethod
@@ -159,6 +166,8 @@ class SqliteEpisodes:
 
 
 def _digest_row(uuid: str, order: int, alone: Any, ended_by: str, line: str, arrays: bytes) -> str:
+    """Return the digest of a row of the table `ends`."""
+    # A model's text may contain lone surrogates, which plain UTF-8 refuses.
     return digest_episode(order, uuid, bool(alone), ended_by, line.encode("utf-8", "surrogatepass"), arrays)
 
 
@@ -181,11 +190,12 @@ class SqlitePositions:
         """
         query = "SELECT place FROM positions WHERE state = 'waiting' AND place >= 0 ORDER BY place LIMIT ?"
         orders = [int(row[0]) for row in base.execute(query, (count,))]
-        fresh = count - len(orders)
+        new_count = count - len(orders)
         if below is not None:
-            fresh = min(fresh, max(0, below - fetch_count(base, "next")))
-        first = fetch_count(base, "next", fresh)
-        return [*orders, *range(first, first + fresh)]
+            new_count = min(new_count, max(0, below - fetch_count(base, "next")))
+        # The counter `next` is raised, so that no other process gets the new positions.
+        first_new = fetch_count(base, "next", new_count)
+        return [*orders, *range(first_new, first_new + new_count)]
 
     def take(self, base: sqlite3.Connection, order: int, holder: str, trainer: int) -> int:
         """Lease a position and return the lease's number (fence).
@@ -249,7 +259,7 @@ class SqlitePositions:
         return None if oldest is None else max(0.0, time.time() - float(oldest))
 
     def record_failure(self, base: sqlite3.Connection, order: int, reason: str, *, dead: bool = False) -> None:
-        """Count a failed attempt at a position.
+        """Count a failed attempt at a position, and free the position or make it dead after the last attempt.
 
         Args:
             dead: True to allow no further attempt.
@@ -257,8 +267,8 @@ class SqlitePositions:
         (stored,) = base.execute("SELECT reasons FROM positions WHERE place = ?", (order,)).fetchone()
         reasons = [*read_reasons(stored), reason]
         state = "waiting" if len(reasons) < self._max_attempts and not dead else "dead"
-        changed = "UPDATE positions SET state = ?, reasons = ? WHERE place = ?"
-        base.execute(changed, (state, dumps(reasons), order))
+        update = "UPDATE positions SET state = ?, reasons = ? WHERE place = ?"
+        base.execute(update, (state, dumps(reasons), order))
 
 
 def update_leased(base: sqlite3.Connection, lease: Lease, what: str, *values: float) -> None:
@@ -267,8 +277,8 @@ def update_leased(base: sqlite3.Connection, lease: Lease, what: str, *values: fl
     Args:
         what: assignments in SQL, with a `?` for each of `values`.
     """
-    changed = f"UPDATE positions SET {what} WHERE place = ? AND state = 'leased' AND fence = ?"
-    if not base.execute(changed, (*values, lease.order, lease.fence)).rowcount:
+    update = f"UPDATE positions SET {what} WHERE place = ? AND state = 'leased' AND fence = ?"
+    if not base.execute(update, (*values, lease.order, lease.fence)).rowcount:
         raise LeaseLostError(f"the lease of position {lease.order} is not valid any more (lease number {lease.fence})")
 
 

@@ -92,8 +92,8 @@ def _outlast_outage(
     """
 
     @wraps(method)
-    def repeated(store: SqliteStore, *given: P.args, **more: P.kwargs) -> T:
-        return store.outage.outlast(lambda: method(store, *given, **more))
+    def repeated(store: SqliteStore, *args: P.args, **kwargs: P.kwargs) -> T:
+        return store.outage.outlast(lambda: method(store, *args, **kwargs))
 
     return repeated
 
@@ -103,19 +103,19 @@ class SqliteStore:
 
     def __init__(self, path: Path, opener: StoreOptions | None = None) -> None:
         """Open the file. Raises UserError if it is damaged, or belongs to another checkpoint or run."""
-        who = opener or StoreOptions()
-        self._path, self._redact = path, who.redact or Redactor({})
-        self.outage = Outage(f"sqlite:{path}", who.unreachable_timeout)
-        self._positions = SqlitePositions(who.lease_seconds, who.max_attempts, self.outage)
+        options = opener or StoreOptions()
+        self._path, self._redact = path, options.redact or Redactor({})
+        self.outage = Outage(f"sqlite:{path}", options.unreachable_timeout)
+        self._positions = SqlitePositions(options.lease_seconds, options.max_attempts, self.outage)
         self._episodes = SqliteEpisodes(path, self._redact)
         self._lock = threading.Lock()
         self._name = f"process {os.getpid()}"
         self._trainer = 0
         self.database = connect(path)
         self._logged_damage: set[str] = set()  # damaged rows already logged
-        if who.rolls:
-            self._become_trainer(who)
-        self.database.execute(f"PRAGMA busy_timeout = {int(1000 * min(BUSY_TIMEOUT, who.unreachable_timeout))}")
+        if options.rolls:
+            self._become_trainer(options)
+        self.database.execute(f"PRAGMA busy_timeout = {int(1000 * min(BUSY_TIMEOUT, options.unreachable_timeout))}")
 
     def disconnect(self) -> None:
         self.outage.close()
@@ -123,8 +123,14 @@ class SqliteStore:
 
     @_outlast_outage
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
+        """Lease the next `count` positions: free positions that were leased before, then new ones.
+
+        Args:
+            below: New positions are leased only below this number. None: no limit.
+        """
         with self._open_lease_transaction() as base:
             leases: list[Lease] = []
+            # More than one round: a position with a changed episode becomes a dead letter instead of a lease.
             while len(leases) < count and (orders := self._positions.find_free(base, count - len(leases), below)):
                 leases += self._lease_positions(base, orders)
             return leases
@@ -138,9 +144,10 @@ class SqliteStore:
 
     @_outlast_outage
     def lease_kept(self) -> list[Lease]:
+        """Lease the free positions that have stored episodes, whose groups an earlier lease left incomplete."""
         with self._open_lease_transaction() as base:
-            put = "SELECT DISTINCT place FROM positions JOIN ends USING (place)"
-            rows = base.execute(f"{put} WHERE state = 'waiting' ORDER BY place").fetchall()
+            query = "SELECT DISTINCT place FROM positions JOIN ends USING (place)"
+            rows = base.execute(f"{query} WHERE state = 'waiting' ORDER BY place").fetchall()
             return self._lease_positions(base, [int(row[0]) for row in rows])
 
     @_outlast_outage
@@ -158,10 +165,15 @@ class SqliteStore:
 
     @_outlast_outage
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
-        """Return the first `count` positions that are closed and not over, except those in `but`. None: all."""
+        """Return the first `count` positions with a complete group, each with its episodes. None: all.
+
+        Positions in `but`, and positions that a training step used for the last time, are left out.
+        """
         with self.open_transaction() as base:
-            rows = base.execute("SELECT place, fence FROM positions WHERE state = 'closed' ORDER BY place").fetchall()
-            closed_rows = [(order, fence) for order, fence in rows if order not in but][:count]
+            rows_by_order = base.execute(
+                "SELECT place, fence FROM positions WHERE state = 'closed' ORDER BY place"
+            ).fetchall()
+            closed_rows = [(order, fence) for order, fence in rows_by_order if order not in but][:count]
             reused_steps = self._read_reused_steps(base)
             episodes = self._load_unaltered(base, [order for order, _ in closed_rows])
             return [
@@ -182,7 +194,10 @@ class SqliteStore:
     def use(
         self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
     ) -> None:
-        """Mark the groups as trained on, as `Store.use` describes. Only the run's record stores the advantages."""
+        """Record that the update of training step `step` used these positions, as `Store.use` describes.
+
+        This store does not save `advantages`: the run's record has them.
+        """
         self._end_positions(list(orders), step, None, again)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
@@ -215,6 +230,10 @@ class SqliteStore:
 
     @_outlast_outage
     def forget(self, step: int) -> None:
+        """Delete positions used for the last time up to `step`, with their episodes.
+
+        `step` is the oldest checkpoint still loadable.
+        """
         with self.open_transaction() as base:
             self._require_trainer(base)
             rows = [row for row in base.execute(f"{_HOLDING} AND step <= ?", (step,)).fetchall()]
@@ -222,12 +241,13 @@ class SqliteStore:
                 base.executemany(f"DELETE FROM {table} WHERE place = ?", rows)
 
     def renew(self, leases: Iterable[Lease]) -> None:
+        """Renew all leases that are still valid. Raises LeaseLostError with the positions of the other leases."""
         if lost := self._renew_leases(list(leases)):
             raise LeaseLostError(f"positions {lost} are leased by another process, or finished")
 
     @_outlast_outage
     def _renew_leases(self, leases: Sequence[Lease]) -> list[int]:
-        """Renew leases and return the lost positions."""
+        """Renew leases and this process's heartbeat, and return the positions whose lease was lost."""
         lost = []
         with self.open_transaction() as base:
             base.execute("UPDATE members SET seen = ? WHERE name = ?", (time.time(), self._name))
@@ -240,22 +260,29 @@ class SqliteStore:
 
     @_outlast_outage
     def fail(self, lease: Lease, reason: str) -> None:
+        """Record a failed attempt and end the lease: the position is free again, or dead after too many failures."""
         with self.open_transaction() as base:
             update_leased(base, lease, "state = 'waiting'")
             self._positions.record_failure(base, lease.order, self._redact(reason))
 
     @_outlast_outage
     def quarantine(self, order: int, reason: str) -> None:
+        """Make a closed position a dead letter: stored, but never trained on or leased.
+
+        Raises:
+            TrainerFencedError: this process does not train.
+            LeaseLostError: the position is not closed.
+        """
         with self.open_transaction() as base:
             self._require_trainer(base)
-            closed = "SELECT 1 FROM positions WHERE place = ? AND state = 'closed'"
-            if base.execute(closed, (order,)).fetchone() is None:
+            query = "SELECT 1 FROM positions WHERE place = ? AND state = 'closed'"
+            if base.execute(query, (order,)).fetchone() is None:
                 raise LeaseLostError(f"position {order} has no complete group")
             self._positions.record_failure(base, order, self._redact(reason), dead=True)
 
     @_outlast_outage
     def dead(self) -> list[DeadLetter]:
-        """Return the dead letters, in order."""
+        """Return the positions that are leased no more after failures, with their reasons, in order."""
         with self.open_transaction() as base:
             query = (
                 "SELECT place, reasons, (SELECT COUNT(*) FROM ends WHERE ends.place = positions.place) "
@@ -267,9 +294,14 @@ class SqliteStore:
 
     @_outlast_outage
     def revive(self, order: int) -> None:
+        """Free a dead letter's position and clear its reasons, so that it is leased again.
+
+        Raises:
+            LeaseLostError: the position is no dead letter.
+        """
         with self.open_transaction() as base:
-            revived = "UPDATE positions SET state = 'waiting', reasons = '[]' WHERE place = ? AND state = 'dead'"
-            if not base.execute(revived, (order,)).rowcount:
+            update = "UPDATE positions SET state = 'waiting', reasons = '[]' WHERE place = ? AND state = 'dead'"
+            if not base.execute(update, (order,)).rowcount:
                 raise LeaseLostError(f"position {order} has not been given up, so it cannot be revived")
             try:
                 self._episodes.load_episodes(base, order)
@@ -278,6 +310,10 @@ class SqliteStore:
 
     @_outlast_outage
     def announce(self, policy: Policy) -> None:
+        """Store the policy for samplers in place of the earlier one.
+
+        Raises TrainerFencedError unless this process trains.
+        """
         with self.open_transaction() as base:
             self._require_trainer(base)
             row = (dumps(asdict(policy)), self._trainer, time.time())
@@ -292,6 +328,7 @@ class SqliteStore:
 
     @_outlast_outage
     def join(self, role: Role, name: str, details: Mapping[str, Any] | None = None) -> None:
+        """Register this process under a unique name, or renew its heartbeat. Later leases carry the name."""
         self._name = name
         now = time.time()
         with self.open_transaction() as base:
@@ -308,6 +345,7 @@ class SqliteStore:
 
     @_outlast_outage
     def members(self) -> list[StoreMember]:
+        """Return all registered processes, trainers first, then by name. Rows that ajet did not write are skipped."""
         now = time.time()
         with self.open_transaction() as base:
             query = (
@@ -315,20 +353,22 @@ class SqliteStore:
                 "(SELECT COUNT(*) FROM positions WHERE state = 'leased' AND holder = name) "
                 "FROM members ORDER BY role != 'trainer', name"
             )
-            rows = [(row, read_member(row, now)) for row in base.execute(query)]
-        for row, member in rows:
+            member_rows = [(row, read_member(row, now)) for row in base.execute(query)]
+        for row, member in member_rows:
             if member is None:
                 self._warn_of_row("members", row[1])
-        return [member for _, member in rows if member is not None]
+        return [member for _, member in member_rows if member is not None]
 
     @_outlast_outage
     def depths(self) -> StoreDepths:
+        """Return the number of positions in each state, after ending expired leases."""
         with self.open_transaction() as base:
             self._positions.expire(base)
             counts = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
             for state in counts.keys() - STATES:
                 self._warn_of_row("positions", state)
             depths = {state: counts.get(state, 0) for state in STATES}
+            # Closed positions that a step has used already are counted as `again`.
             if reused := self._read_reused_steps(base):
                 depths |= {"closed": depths["closed"] - len(reused), "again": len(reused)}
             return StoreDepths(
@@ -381,6 +421,7 @@ class SqliteStore:
                 version = read_version(self.database)
             if version is not None and version > VERSION:
                 raise other_version_error(str(self._path), version, VERSION) from error
+            # If the file has other tables or none, a failing statement is no mistake in ajet.
             if version == VERSION and is_mistake(error):
                 raise
             raise explain_error(self._path, error) from error
@@ -398,9 +439,13 @@ class SqliteStore:
             yield base
 
     def _become_trainer(self, options: StoreOptions) -> None:
-        """Make this process the trainer, and undo all uses that the checkpoint does not know."""
+        """Make this process the trainer, and undo all uses that the checkpoint `options.at` does not know.
+
+        Raises:
+            UserError: the store belongs to another run, or does not know the checkpoint.
+        """
         with self.open_transaction() as base:
-            number = 0
+            commit_number = 0
             base.execute("INSERT OR IGNORE INTO facts VALUES ('run', ?)", (options.run,))
             (owner,) = base.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
             if owner != options.run:
@@ -411,10 +456,10 @@ class SqliteStore:
                 row = base.execute("SELECT number FROM commits WHERE name = ?", (options.at.get("commit"),)).fetchone()
                 if row is None:
                     raise other_store_error(str(self._path))
-                number = int(row[0])
+                commit_number = int(row[0])
             # A higher number than every earlier trainer's: these are refused from now on.
             self._trainer = fetch_count(base, "trainer", 1) + 1
-            base.execute("UPDATE counts SET value = ? WHERE name = 'head'", (number,))
+            base.execute("UPDATE counts SET value = ? WHERE name = 'head'", (commit_number,))
             # Uses without a commit: the earlier trainer ended before it wrote them into a checkpoint.
             base.execute("DELETE FROM uses WHERE of IS NULL")
             base.execute(
@@ -452,8 +497,9 @@ class SqliteStore:
         ]
 
     def _load_unaltered(self, base: sqlite3.Connection, orders: Iterable[int]) -> dict[int, tuple[Kept, ...]]:
-        """Return the stored episodes by position. A position with a changed episode becomes a dead letter and
-        is left out.
+        """Return the stored episodes by position.
+
+        A position with a changed episode becomes a dead letter and is left out.
         """
         episodes = {}
         for order in orders:
@@ -481,17 +527,21 @@ class SqliteStore:
             orders: Numbers of the positions.
             reason: why the positions are discarded. None for a use.
             reused: positions that stay closed for a later step.
+
+        Raises:
+            LeaseLostError: a position is not leased or closed any more, or this step or a later one has used it. No use
+                is recorded.
         """
         with self.open_transaction() as base:
             self._require_trainer(base)
             reused_steps = self._read_reused_steps(base)
             for order in set(orders):
-                ends = "UPDATE positions SET state = 'over' WHERE place = ? AND state IN ('leased', 'closed')"
-                stays = (
+                end_update = "UPDATE positions SET state = 'over' WHERE place = ? AND state IN ('leased', 'closed')"
+                reuse_update = (
                     "UPDATE positions SET state = 'closed' WHERE place = ? AND state = 'closed' "
                     "AND place IN (SELECT place FROM ends)"
                 )
-                if not base.execute(stays if order in reused else ends, (order,)).rowcount:
+                if not base.execute(reuse_update if order in reused else end_update, (order,)).rowcount:
                     state = "closed" if order in reused else "leased"
                     raise LeaseLostError(
                         f"step {step} cannot train on the group at position {order}: its state is not {state} any more"

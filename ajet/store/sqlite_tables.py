@@ -89,12 +89,13 @@ def check_file(path: Path, *, made: Path | None = None) -> None:
     """
     try:
         if path.exists():
-            alone = not path.with_name(f"{path.name}-wal").exists()  # no process has it open: all data is in this file
-            uri = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * alone}"
+            # Without a write-ahead log no process has the file open, and all data is in the file itself.
+            is_closed_file = not path.with_name(f"{path.name}-wal").exists()
+            uri = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * is_closed_file}"
             with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE)) as base:
                 require_own(base, path)
             if not os.access(path, os.W_OK):
-                raise sqlite3.OperationalError
+                raise sqlite3.OperationalError  # `_why_not` finds the cause
         elif path.parent != made and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
             raise sqlite3.OperationalError("this user may not write to its folder")
     except sqlite3.DatabaseError as error:
@@ -140,12 +141,16 @@ def require_own(base: sqlite3.Connection, path: Path) -> None:
 
 def bound_statements(base: sqlite3.Connection) -> None:
     """Bound the run time of later statements. SQLite ends a longer one with SQLITE_INTERRUPT."""
+    # SQLite calls the handler every STEPS instructions; True ends the statement.
     steps = iter(range(MOST_STEPS // STEPS))
     base.set_progress_handler(lambda: next(steps, None) is None, STEPS)
 
 
 def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
-    """Return why the file could not be opened. SQLite's own text is the same for all refusals of the system."""
+    """Return why the file could not be opened.
+
+    SQLite's own text does not tell a missing folder, a folder instead of a file and a missing permission apart.
+    """
     if path.is_dir():
         return "the path is a folder"
     if not path.parent.is_dir():
