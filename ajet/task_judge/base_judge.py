@@ -24,7 +24,7 @@ class BaseJudge(ABC):
     """
 
     def __init__(self, config: Any) -> None:
-        """`config`: the composed config, with attribute access."""
+        """Store the composed config, with attribute access, as `self.config`."""
         self.config = config
 
     @abstractmethod

@@ -23,5 +23,6 @@ class EnvServiceJudge(BaseJudge):
                 "EnvServiceJudge needs the episode's environment, and the episode has none: set "
                 "task_reader.type: env_service, or environment.use"
             )
+        # With `sparse`: True, an environment may round partial credit to 0 or 1.
         score = float(env.evaluate(workflow_task.episode_uuid, params={"sparse": False}))
         return score, score >= SUCCESS

@@ -29,8 +29,11 @@ _HASHES = re.compile(r"####[ \t]*([^\n]*)")
 
 
 def answer_text(answer: Any) -> str:
-    """Return the text of an answer: a string, content blocks ({"type": "text", "text": …}), or such blocks printed with
-    str() as by AgentScope. None gives ""."""
+    """Return the text of an answer; "" for None.
+
+    The answer is a string, content blocks such as {"type": "text", "text": …}, or such blocks printed with str(), as
+    AgentScope does.
+    """
     if answer is None:
         return ""
     if isinstance(answer, str):
@@ -38,7 +41,7 @@ def answer_text(answer: Any) -> str:
         return answer if blocks is None else _join_blocks(blocks)
     if isinstance(answer, dict):
         answer = [answer]
-    if isinstance(answer, (list, tuple)) and answer and all(_is_block(part) for part in answer):
+    if isinstance(answer, (list, tuple)) and answer and all(_is_block(block) for block in answer):
         return _join_blocks(answer)
     return str(answer)
 
@@ -52,8 +55,8 @@ def strip_thoughts(text: str) -> str:
     parts: list[str] = []
     start, thinking = 0, False
     for tag in _THINK.finditer(text):
-        if any(tag.groups()):
-            if not thinking:
+        if any(tag.groups()):  # an end tag: only end tags have a group that matches
+            if not thinking:  # without a start tag, all text so far was reasoning
                 parts.clear()
             start, thinking = tag.end(), False
         elif not thinking:
@@ -66,6 +69,7 @@ def strip_thoughts(text: str) -> str:
 
 def find_thought_ends(text: str) -> list[int]:
     """Return the index after each tag that ends reasoning."""
+    # Only end tags have a group that matches.
     return [tag.end() for tag in _THINK.finditer(text) if any(tag.groups())]
 
 
@@ -77,14 +81,14 @@ def find_boxes(text: str) -> list[str]:
     """
     text = strip_thoughts(text)
     boxes: list[str] = []
-    closing = _match_braces(text)
-    stop = 0
+    closing_brace_by_opening = _match_braces(text)
+    last_box_end = 0
     for box in _BOX.finditer(text):
-        end = closing.get(box.end() - 1)
-        if box.start() < stop or end is None:
+        box_end = closing_brace_by_opening.get(box.end() - 1)
+        if box.start() < last_box_end or box_end is None:  # inside the previous box, or unclosed
             continue
-        boxes.append(_unwrap_box(text[box.end() : end]))
-        stop = end
+        boxes.append(_unwrap_box(text[box.end() : box_end]))
+        last_box_end = box_end
     return boxes
 
 
@@ -95,26 +99,33 @@ def boxed_answer(text: Any, *, first: bool = False) -> str | None:
 
 
 def tagged_answer(text: Any, *, first: bool = False) -> str | None:
-    """Return the content of the last (or first) <answer>…</answer> outside <think>, or None."""
-    text, start, tagged = strip_thoughts(answer_text(text)), None, None
+    """Return the content of the last (or first) <answer>…</answer> outside <think>; None without a closed tag."""
+    text, start, answer = strip_thoughts(answer_text(text)), None, None
     for tag in _ANSWER.finditer(text):
         if not tag.group(1):
             start = tag.end()
         elif start is not None:
-            tagged, start = text[start : tag.start()].strip(), None
+            answer, start = text[start : tag.start()].strip(), None
             if first:
                 break
-    return tagged
+    return answer
 
 
 def hash_answer(text: Any) -> str | None:
-    """Return the text after the last #### of a line, as in GSM8K ("#### 1,234" gives "1,234"); None without."""
+    """Return the text after the last `####` up to the end of its line, as in GSM8K: "#### 1,234" gives "1,234".
+
+    Returns:
+        None without `####`.
+    """
     answers = _HASHES.findall(strip_thoughts(answer_text(text)))
     return answers[-1].strip() if answers else None
 
 
 def extract_answer(text: Any) -> str | None:
-    """Return the answer in a box, else in <answer> tags (a box inside counts), else after ####; None without."""
+    """Return the last box's content, else the last <answer> tags' content, else the text after ####.
+
+    A form with empty content is skipped. None if no form has content.
+    """
     for form in (boxed_answer, tagged_answer, hash_answer):
         answer = form(text)
         if answer:
@@ -124,51 +135,54 @@ def extract_answer(text: Any) -> str | None:
 
 def _match_braces(text: str) -> dict[int, int]:
     """Return the index of the closing brace for each matched opening brace."""
-    closing: dict[int, int] = {}
+    closing_by_opening: dict[int, int] = {}
     open_braces: list[int] = []
-    for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+    for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):  # the first alternative skips escaped braces
         if brace.group() == "{":
             open_braces.append(brace.start())
         elif brace.group() == "}" and open_braces:
-            closing[open_braces.pop()] = brace.start()
-    return closing
+            closing_by_opening[open_braces.pop()] = brace.start()
+    return closing_by_opening
 
 
 def _unwrap_box(content: str) -> str:
-    """Remove braces or a box around the complete content."""
-    closing = _match_braces(content)
+    """Return the content of a box without braces, boxes and white space that enclose all of it."""
+    closing_by_opening = _match_braces(content)
     start, stop = 0, len(content)
     while True:
         while start < stop and content[start].isspace():
             start += 1
         while stop > start and content[stop - 1].isspace():
             stop -= 1
-        box = _BOX.match(content, start, stop)
-        brace = box.end() - 1 if box else start
-        if brace >= stop or content[brace] != "{" or closing.get(brace) != stop - 1:
+        inner_box = _BOX.match(content, start, stop)
+        opening = inner_box.end() - 1 if inner_box else start
+        if opening >= stop or content[opening] != "{" or closing_by_opening.get(opening) != stop - 1:
             return content[start:stop]
-        start, stop = brace + 1, stop - 1
+        start, stop = opening + 1, stop - 1
 
 
 def _is_block(part: Any) -> bool:
+    """Return True for a content block: a dict with `text` or a string `type`."""
     return isinstance(part, dict) and isinstance(part.get("type", "text"), str) and ("type" in part or "text" in part)
 
 
 def _join_blocks(blocks: Any) -> str:
-    texts = [part.get("text") for part in blocks if part.get("type", "text") == "text"]
+    """Return the texts of the text blocks, one a line. Other blocks, such as images, are left out."""
+    texts = [block.get("text") for block in blocks if block.get("type", "text") == "text"]
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _parse_printed_blocks(text: str) -> list[dict[str, Any]] | None:
-    inside = text.strip()
-    if not (inside.startswith("[{") and inside.endswith("}]")):
+    """Return the content blocks of a text that is a printed list of blocks (Python or JSON), else None."""
+    printed = text.strip()
+    if not (printed.startswith("[{") and printed.endswith("}]")):
         return None
     for parse in (ast.literal_eval, json.loads):
         try:
-            value = parse(inside)
+            value = parse(printed)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
-        if isinstance(value, list) and all(_is_block(part) for part in value):
+        if isinstance(value, list) and all(_is_block(block) for block in value):
             return value
     return None
 

@@ -71,8 +71,8 @@ def _explain_unread(judgement: Any) -> str:
         keys = ", ".join(str(key) for key in judgement)[:_SHOWN] or "no key"
         return f'it returned a dict without "score" (its keys are {keys}); return {{"score": 1.0, …}}'
     if isinstance(judgement, str):
-        cure = "return float(…)" if _is_number(judgement) else "return a number"
-        return f"it returned the text {judgement!r:.{_SHOWN}}; {cure}"
+        advice = "return float(…)" if _is_number(judgement) else "return a number"
+        return f"it returned the text {judgement!r:.{_SHOWN}}; {advice}"
     return (
         f"it returned {judgement!r:.{_SHOWN}}, a {type(judgement).__name__}; expected a number, (reward, is_success), "
         'a list of numbers, a Verdict, a dict with "score", or None'
@@ -80,6 +80,7 @@ def _explain_unread(judgement: Any) -> str:
 
 
 def _is_number(text: str) -> bool:
+    """Return True if a text reads as a number."""
     try:
         float(text)
     except ValueError:
@@ -95,21 +96,32 @@ def discount_rewards(reward: Any, source_name: str, gamma: float) -> float | Non
     if isinstance(reward, (list, tuple)):
         if not reward:
             return None
-        return sum(_require_number(part, source_name) * gamma**turn for turn, part in enumerate(reward))
+        return sum(_require_number(turn_reward, source_name) * gamma**turn for turn, turn_reward in enumerate(reward))
     return None if reward is None else _require_number(reward, source_name)
 
 
 def turn_rewards(reward: Any, source_name: str) -> tuple[float, ...]:
-    """Return the rewards per turn if the reward is a list, else (). Raises JudgeFailure."""
-    return tuple(_require_number(part, source_name) for part in reward) if isinstance(reward, (list, tuple)) else ()
+    """Return the rewards per turn if the reward is a list or tuple, else ().
+
+    Raises JudgeFailure for other entries than numbers.
+    """
+    return (
+        tuple(_require_number(turn_reward, source_name) for turn_reward in reward)
+        if isinstance(reward, (list, tuple))
+        else ()
+    )
 
 
 def attach_process(verdict: Verdict, parts: Sequence[Any], source_name: str) -> Verdict:
-    """Add process rewards (rewards of parts of the attempt) to a verdict. Raises JudgeFailure."""
-    for part in parts:
-        if not isinstance(part, ProcessReward):
+    """Set the verdict's process rewards (rewards of parts of the attempt) and return the verdict.
+
+    Raises:
+        JudgeFailure: a part is no ProcessReward.
+    """
+    for process_reward in parts:
+        if not isinstance(process_reward, ProcessReward):
             raise JudgeFailure(
-                f"{source_name}: `process` contains {part!r:.200}; expected objects such as "
+                f"{source_name}: `process` contains {process_reward!r:.200}; expected objects such as "
                 "ProcessReward(reward=…, step=…)"
             )
     verdict.process = tuple(parts)
@@ -117,9 +129,12 @@ def attach_process(verdict: Verdict, parts: Sequence[Any], source_name: str) -> 
 
 
 def check_verdict(verdict: Verdict, source_name: str) -> Verdict:
-    """Return the verdict if all its numbers are finite, else raise JudgeFailure."""
-    parts = [(name, value) for name, value in verdict.parts.items() if value is not None]
-    for name, value in (*verdict.metrics.items(), *parts):
+    """Return the verdict if all its numbers are finite, else raise JudgeFailure.
+
+    A verdict without a reward gets a reason if it has none.
+    """
+    scorer_rewards = [(name, value) for name, value in verdict.parts.items() if value is not None]
+    for name, value in (*verdict.metrics.items(), *scorer_rewards):
         if not isinstance(value, Real) or not math.isfinite(value):
             raise JudgeFailure(f"{source_name}: {name} is {value!r:.200}; expected a finite number")
     if verdict.reward is None:
@@ -136,12 +151,15 @@ def _read_mapping(mapping: Mapping[str, Any], source_name: str, gamma: float) ->
     """
     score = mapping["score"]
     success = _read_success(mapping.get("success"), source_name)
-    if _is_truth(score):
+    if _is_truth(score):  # a score of True or False also decides the success
         success = bool(score) if success is None else success
-    further = {str(name): float(value) for name, value in mapping.items()
+    other_numbers = {str(name): float(value) for name, value in mapping.items()
                if name not in _OF_A_MAPPING and isinstance(value, Real) and math.isfinite(value)}  # fmt: skip
     return Verdict(
-        discount_rewards(score, source_name, gamma), success, str(mapping.get("reason") or ""), parts=dict(further)
+        discount_rewards(score, source_name, gamma),
+        success,
+        str(mapping.get("reason") or ""),
+        parts=dict(other_numbers),
     )
 
 
@@ -175,10 +193,12 @@ def _to_python_scalar(value: Any) -> Any:
 
 
 def _is_truth(value: Any) -> bool:
+    """Return True for a bool of Python, numpy or torch."""
     return isinstance(_to_python_scalar(value), bool)
 
 
 def _require_number(value: Any, source_name: str) -> float:
+    """Return a reward as a float. Raises JudgeFailure for other values than numbers."""
     value = _to_python_scalar(value)
     if not isinstance(value, Real):
         raise JudgeFailure(f"{source_name} is {value!r:.200}, a {type(value).__name__}; expected a number")
@@ -186,6 +206,7 @@ def _require_number(value: Any, source_name: str) -> float:
 
 
 def _read_success(value: Any, source_name: str) -> bool | None:
+    """Return a success as a bool, also from 0 or 1; None stays None. Raises JudgeFailure for other values."""
     value = _to_python_scalar(value)
     if value is None or isinstance(value, bool):
         return value
@@ -197,17 +218,18 @@ def _read_success(value: Any, source_name: str) -> bool | None:
 
 
 async def call_user_function(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a user's function: await it if async, else run it in a thread of its own.
+    """Call a user's function and return its result: await it if async, else run it in a thread of its own.
 
-    A pool would fill up with hanging judges. Code that ends the program ends only its own call.
+    A thread pool would fill up with hanging judges. Code that ends the program ends only its own call.
     """
-    answer = (
+    result = (
         function(*args) if inspect.iscoroutinefunction(function) else await in_thread(_contain_exit, function, *args)
     )
-    return await answer if inspect.isawaitable(answer) else answer
+    return await result if inspect.isawaitable(result) else result
 
 
 def _contain_exit(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function, and turn its attempt to end the program into a JudgeFailure."""
     try:
         return function(*args)
     except (SystemExit, KeyboardInterrupt) as raised:
@@ -265,6 +287,7 @@ class Judge:
         self.ranks = ranks
 
     def __str__(self) -> str:
+        """Return the judge's description for the log."""
         if self.ranks is not None:
             return f"{self.ranks}, by rank within a group of attempts; each attempt alone outside of a group"
         if self._user_judge is None:
@@ -275,7 +298,7 @@ class Judge:
 
     @property
     def said(self) -> str:
-        """The judge's attribute `said`, a description for the log, or ""."""
+        """The description that the user's judge has in its attribute `said`, or ""."""
         return str(getattr(self._user_judge, "said", ""))
 
     @property
@@ -298,8 +321,8 @@ class Judge:
             return await self.ranks.compare(attempts, seed)
         except BoundaryError:
             raise
-        except Exception as problem:
-            raise JudgeFailure(f"{self} raised {type(problem).__name__}: {problem}") from problem
+        except Exception as error:
+            raise JudgeFailure(f"{self} raised {type(error).__name__}: {error}") from error
 
     async def awake(self) -> None:
         """Check that a ranking model is reachable. Raises JudgeFailure."""
@@ -308,23 +331,28 @@ class Judge:
             await self.ranks.awake()
         except BoundaryError:
             raise
-        except Exception as problem:
-            raise JudgeFailure(f"{self} raised {type(problem).__name__}: {problem}") from problem
+        except Exception as error:
+            raise JudgeFailure(f"{self} raised {type(error).__name__}: {error}") from error
 
     def let_go(self) -> None:
-        """Close connections and processes of ajet's own judges and scorers until the next use. Idempotent."""
-        for each in (self._user_judge, self.ranks):
-            if (let_go := getattr(each, "let_go", None)) is not None:
+        """Close connections and processes of ajet's own judges and scorers; the next use opens them again.
+
+        Repeated calls have no effect.
+        """
+        for judge in (self._user_judge, self.ranks):
+            if (let_go := getattr(judge, "let_go", None)) is not None:
                 let_go()
 
     def require_for(self, tasks: Iterable[Task]) -> None:
-        """Refuse tasks with needs that the judge does not support. Raises TaskError."""
+        """Refuse tasks that the judge does not support, such as a row with an unknown scorer. Raises TaskError."""
         require = getattr(self._user_judge, "require_for", None)
         if require is not None:
             require(tasks)
 
     async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
-        """Return the verdict of an attempt.
+        """Return the verdict of an attempt: from the workflow's own reward, else from the configured judge.
+
+        Without either the verdict has no reward.
 
         Raises:
             RewardFailure: the workflow's own reward is invalid.
@@ -332,28 +360,28 @@ class Judge:
             BoundaryError: as raised by the judge.
         """
         if output.reward is not None:
-            who = "the workflow's reward"
+            source_name = "the workflow's reward"
             try:
-                verdict = Verdict(discount_rewards(output.reward, who, self._gamma), output.is_success)
-                verdict.turns = turn_rewards(output.reward, who)
-                return attach_process(check_verdict(verdict, who), output.process, who)
-            except JudgeFailure as problem:
-                raise RewardFailure(str(problem)) from None
-        if output.undecided:
+                verdict = Verdict(discount_rewards(output.reward, source_name, self._gamma), output.is_success)
+                verdict.turns = turn_rewards(output.reward, source_name)
+                return attach_process(check_verdict(verdict, source_name), output.process, source_name)
+            except JudgeFailure as error:
+                raise RewardFailure(str(error)) from None
+        if output.undecided:  # the workflow decided that there is no score
             return attach_process(Verdict(None, output.is_success, UNDECIDED), output.process, "the workflow's verdict")
         if self._user_judge is None:
             reason = "no score: the workflow set no reward, and no judge is set"
             return Verdict(None, output.is_success, reason)
-        name = type(self._user_judge).__name__
+        judge_name = type(self._user_judge).__name__
         try:
             judgement = await call_user_function(self._user_judge.compute_reward, workflow_task, output)
         except BoundaryError:
             raise
-        except Exception as problem:
-            advice = advise_on(problem, workflow_task.task, output)
-            message = f"{name} raised {type(problem).__name__}: {problem}"
-            raise JudgeFailure(f"{message} ({advice})" if advice else message) from problem
+        except Exception as error:
+            advice = advise_on(error, workflow_task.task, output)
+            message = f"{judge_name} raised {type(error).__name__}: {error}"
+            raise JudgeFailure(f"{message} ({advice})" if advice else message) from error
         written_at = getattr(self._user_judge, "written_at", "")
-        who = f"{name}'s reward ({written_at})" if written_at else f"{name}'s reward"
-        verdict = read_verdict(judgement, who, gamma=self._gamma, success=output.is_success)
-        return attach_process(verdict, [*verdict.process, *output.process], f"{name}'s verdict")
+        source_name = f"{judge_name}'s reward ({written_at})" if written_at else f"{judge_name}'s reward"
+        verdict = read_verdict(judgement, source_name, gamma=self._gamma, success=output.is_success)
+        return attach_process(verdict, [*verdict.process, *output.process], f"{judge_name}'s verdict")

@@ -53,25 +53,28 @@ def equal(candidate: str, reference: str, *, timeout: float = 5.0) -> bool:
     """
     if max(len(candidate), len(reference)) > LONGEST:
         return False
-    left, right = normalize_math(candidate), normalize_math(reference)
+    candidate_math, reference_math = normalize_math(candidate), normalize_math(reference)
     deadline = time.monotonic() + timeout
 
     def ask(one: str, other: str) -> bool:
+        """Return True if math-verify finds two expressions equal in the remaining time."""
         require_math_verify()
-        rest = deadline - time.monotonic()
-        return rest > 0 and get_pool().ask(_spell_exactly(one), _spell_exactly(other), rest)
+        remaining = deadline - time.monotonic()
+        return remaining > 0 and get_pool().ask(_spell_exactly(one), _spell_exactly(other), remaining)
 
-    return bool(left and right) and AnswerComparer(ask).decide(left, right)
+    return bool(candidate_math and reference_math) and AnswerComparer(ask).decide(candidate_math, reference_math)
 
 
 def _spell_exactly(text: str) -> str:
     """Return an expression with fractions for decimals, which math-verify rounds, and `x_1` for `x1`."""
+    # Commas between thousands, and spaces between a number and a letter.
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))|(?<=\d) (?=[A-Za-z])", "", text)
     text = re.sub(r"(?<![\d.])(\d{0,50})\.(\d{1,50})(?![\d.]|\\overline)", _spell_fraction, text)
     return re.sub(r"(?<![A-Za-z\\{}\d_])([A-Za-z])(\d+)", r"\1_{\2}", text)
 
 
 def _spell_fraction(decimal: re.Match[str]) -> str:
+    """Return a matched decimal (digits before and after the point) as a TeX fraction: 1.25 as 125/100."""
     return rf"\frac{{{int(decimal[1] + decimal[2])}}}{{{10 ** len(decimal[2])}}}"
 
 
@@ -79,6 +82,7 @@ class _MathWorker:
     """A process that compares one pair at a time."""
 
     def __init__(self) -> None:
+        """Start the process and wait until it has imported math-verify. Raises JudgeFailure if it does not start."""
         self._process = subprocess.Popen(
             build_command("ajet.task_judge.math_worker"),
             stdin=subprocess.PIPE,
@@ -94,7 +98,10 @@ class _MathWorker:
             raise JudgeFailure("the process that compares mathematical answers did not start", retryable=True, own=True)
 
     def ask(self, left: str, right: str, timeout: float) -> bool | None:
-        """Return the worker's result; None without a result, after closing the worker."""
+        """Return True if the process finds two expressions equal; None without a result in `timeout` seconds.
+
+        Without a result the worker is closed.
+        """
         self._input_pipe.write(json.dumps([left, right, timeout]) + "\n")
         self._input_pipe.flush()
         answer = self._read_line(timeout)
@@ -104,6 +111,7 @@ class _MathWorker:
         return answer == "true"
 
     def close(self) -> None:
+        """Kill the process and close its pipes."""
         self.alive = False
         self._process.kill()
         self._process.wait()
@@ -141,6 +149,10 @@ class _WorkerPool:
         self._idle: list[_MathWorker] = []
 
     def ask(self, left: str, right: str, timeout: float) -> bool:
+        """Return True if an idle or new worker finds two expressions equal within `timeout` seconds.
+
+        The call first waits for one of WORKERS slots.
+        """
         with self._slots:
             while True:
                 try:
@@ -149,7 +161,7 @@ class _WorkerPool:
                     worker = _MathWorker()
                 try:
                     answer = worker.ask(left, right, timeout)
-                except OSError:  # it died while it was idle: not this pair's doing
+                except OSError:  # the worker ended while it was idle, so try the next one
                     worker.close()
                     continue
                 if worker.alive:
@@ -166,7 +178,7 @@ _lock = threading.Lock()
 
 
 def get_pool() -> _WorkerPool:
-    """Return the pool of this process; a forked child must not use the parent's workers."""
+    """Return the worker pool of this process, a new one after a fork: a child must not use the parent's workers."""
     with _lock:
         if not _pools or _pools[-1].process != os.getpid():
             _pools[:] = [_WorkerPool()]
@@ -175,6 +187,7 @@ def get_pool() -> _WorkerPool:
 
 @atexit.register
 def _close_pools() -> None:
+    """End the worker processes at exit, but not those of a parent process after a fork."""
     for pool in _pools:
         if pool.process == os.getpid():
             pool.close()

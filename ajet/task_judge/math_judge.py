@@ -39,9 +39,9 @@ class MathAnswerJudge(BaseJudge):
         if not reference:
             return Verdict(None, None, f"no score: task {workflow_task.task.task_id} has no answer to compare with")
         text = answer_text(workflow_output.metadata.get("final_answer"))
-        first = workflow_task.task.metadata.get("data_source") == "gaia"
+        is_gaia = workflow_task.task.metadata.get("data_source") == "gaia"
         answer = (
-            (tagged_answer(text, first=True) if first else None)
+            (tagged_answer(text, first=True) if is_gaia else None)
             or extract_answer(text)
             or _short_answer(strip_thoughts(text))
         )
@@ -51,17 +51,23 @@ class MathAnswerJudge(BaseJudge):
 
 
 def extract_reference(expected: Any) -> str:
-    """Return the reference of a row's answer: text after ####, else the last box (MATH), else the complete text; ""
-    without."""
+    """Return the reference in a row's answer: the text after ####, else the last box (MATH), else the complete text.
+
+    Returns:
+        "" for an empty answer.
+    """
     return hash_answer(expected) or boxed_answer(expected) or answer_text(expected).strip()
 
 
 def compare_answers(answer: str, reference: str) -> Verdict:
-    """Return 1 for equal values, else 0. Raises JudgeFailure if no comparison is possible."""
-    right = equal(answer, reference)
-    return Verdict(float(right), right, f"{answer[:80]} {'equals' if right else 'does not equal'} {reference[:80]}")
+    """Return a verdict with reward 1 for equal values, else 0. Raises JudgeFailure if no comparison is possible."""
+    is_equal = equal(answer, reference)
+    return Verdict(
+        float(is_equal), is_equal, f"{answer[:80]} {'equals' if is_equal else 'does not equal'} {reference[:80]}"
+    )
 
 
 def _short_answer(text: str) -> str:
+    """Return a text that may be an answer by itself: one line of at most 80 characters. "" for longer texts."""
     text = text.strip()
     return text if len(text) <= 80 and "\n" not in text else ""

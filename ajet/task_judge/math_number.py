@@ -50,33 +50,39 @@ class StatedNumber:
 def parse_number(text: str) -> StatedNumber | None:
     """Return the number stated by a text; None for no number or several."""
     text = text.strip()
+    # Remove brackets around all of the text.
     while len(text) > 2 and (
         (text[0] + text[-1] in ("()", "[]") and not re.search(r"[()\[\]]", text[1:-1]))
         or (text[0] + text[-1] == "{}" and not re.search(r"[{}]", text[1:-1]))
     ):
         text = text[1:-1].strip()
     if text[:2] == "-(" and text[-1] == ")" and "(" not in text[2:]:
-        inside = parse_number(text[2:-1])
-        return StatedNumber(-inside.value, inside.unit, inside.fraction, inside.lowest) if inside else None
-    money = _MONEY.match(text)
-    amount = money.group(1) + money.group(3) + text[money.end() :] if money else text
-    match = _NUMBER.match(amount)
-    stated = _read_value(match) if match else None
-    if match is None or stated is None:
+        negated = parse_number(text[2:-1])
+        return StatedNumber(-negated.value, negated.unit, negated.fraction, negated.lowest) if negated else None
+    currency_match = _MONEY.match(text)
+    text_without_currency = (
+        currency_match.group(1) + currency_match.group(3) + text[currency_match.end() :] if currency_match else text
+    )
+    match = _NUMBER.match(text_without_currency)
+    number = _read_value(match) if match else None
+    if match is None or number is None:
         return None
-    rest, factor = _read_magnitude(amount[match.end() :], bool(money))
-    unit = parse_unit(rest)
-    letter = _LETTER.fullmatch(rest)
+    unit_text, factor = _read_magnitude(text_without_currency[match.end() :], bool(currency_match))
+    unit = parse_unit(unit_text)
+    letter = _LETTER.fullmatch(unit_text)
     if unit is None and not letter:
-        return _add_parts(text)
-    if letter and not money:
+        return _add_parts(text)  # such as `5 ft 6 in`
+    if letter and not currency_match:  # `5m` or `5x^2`: a unit or a variable
         unit = (letter[1] + (f"^{letter[2]}" if letter[2] else ""),)
-    if money and unit is not None:
-        currency = parse_unit(money[2])
+    if currency_match and unit is not None:
+        currency = parse_unit(currency_match[2])
+        # `$5 dollars` names its currency twice; `$5 per hour` has a unit, too.
         unit = unit if get_ratio(unit, currency or ()) == 1 else tuple(sorted((*(currency or ()), *unit)))
     if unit is None:
         return None
-    return StatedNumber(stated.value * factor, unit, stated.fraction, stated.lowest, bool(letter and not money))
+    return StatedNumber(
+        number.value * factor, unit, number.fraction, number.lowest, bool(letter and not currency_match)
+    )
 
 
 def convert_to_unit(candidate: StatedNumber, reference: StatedNumber) -> Fraction | None:
@@ -85,14 +91,14 @@ def convert_to_unit(candidate: StatedNumber, reference: StatedNumber) -> Fractio
     The unit may be missing on either side, except for percent and for a letter next to the digits.
     """
     if not candidate.unit or not reference.unit:
-        letter = candidate.letter or reference.letter
-        return None if letter or "%" in candidate.unit + reference.unit else candidate.value
+        is_variable_possible = candidate.letter or reference.letter
+        return None if is_variable_possible or "%" in candidate.unit + reference.unit else candidate.value
     ratio = get_ratio(candidate.unit, reference.unit)
     return None if ratio is None else candidate.value * ratio
 
 
 def is_same_number(candidate: StatedNumber, reference: StatedNumber) -> bool:
-    """True if a candidate states the reference's value.
+    """Return True if a candidate states the reference's value, also in another unit of the same kind.
 
     A reducible fraction does not match a reference that is an integer or a decimal.
     """
@@ -107,11 +113,11 @@ def split_unit(text: str) -> tuple[str, Unit]:
     A single letter is a unit only if the expression has no other letters.
     """
     for blank in re.finditer(r" |(?<=[\d})])(?=%|\^\\circ)", text[-80:]):
-        start = max(len(text) - 80, 0) + blank.start()
-        unit = parse_unit(text[start:])
-        letters = re.search(r"(?<![\\A-Za-z])[A-Za-z]", text[:start])
-        if unit and text[:start] and not (letters and any(len(factor.partition("^")[0]) == 1 for factor in unit)):
-            return text[:start].strip(), unit
+        unit_start = max(len(text) - 80, 0) + blank.start()
+        unit = parse_unit(text[unit_start:])
+        variable = re.search(r"(?<![\\A-Za-z])[A-Za-z]", text[:unit_start])
+        if unit and text[:unit_start] and not (variable and any(len(factor.partition("^")[0]) == 1 for factor in unit)):
+            return text[:unit_start].strip(), unit
     return text, ()
 
 
@@ -124,7 +130,7 @@ def _read_value(match: re.Match[str]) -> StatedNumber | None:
     if match["whole"]:
         above, below = int(match["a"] or match["c"]), int(match["b"] or match["d"])
         return StatedNumber(sign * (int(match["whole"]) + Fraction(above, below))) if above < below else None
-    if match["above"] or match["over"]:
+    if match["above"] or match["over"]:  # a fraction
         numerator, denominator = (
             _read_decimal(match["above"] or match["over"]),
             _read_decimal(match["below"] or match["under"]),
@@ -134,25 +140,35 @@ def _read_value(match: re.Match[str]) -> StatedNumber | None:
         value = numerator / denominator
         lowest = numerator.denominator == denominator.denominator == 1 and (value.denominator == abs(denominator))
         return StatedNumber(sign * value, fraction=True, lowest=lowest)
-    bar = match["bar"] or match["bar2"]
-    if bar:
-        fixed = match["fixed"]
-        head = Fraction(int((match["before"] or "0") + fixed), 10 ** len(fixed))
-        return StatedNumber(sign * (head + Fraction(int(bar), (10 ** len(bar) - 1) * 10 ** len(fixed))))
-    if match["ten"] and 0 <= int(match["ten"]) < LEAST_POWER:
+    repeating = match["bar"] or match["bar2"]
+    if repeating:  # a repeating decimal such as 0.1\overline{6}
+        fixed_digits = match["fixed"]
+        fixed_part = Fraction(int((match["before"] or "0") + fixed_digits), 10 ** len(fixed_digits))
+        return StatedNumber(
+            sign * (fixed_part + Fraction(int(repeating), (10 ** len(repeating) - 1) * 10 ** len(fixed_digits)))
+        )
+    if match["ten"] and 0 <= int(match["ten"]) < LEAST_POWER:  # a product to be computed, no scientific notation
         return None
     digits = _read_decimal(match["digits"] or match["times"] or "1")
     return StatedNumber(sign * digits * Fraction(10) ** int(match["e"] or match["ten"] or 0))
 
 
 def _read_decimal(digits: str) -> Fraction:
+    """Return the value of a decimal without thousands marks and brackets.
+
+    Several points are thousands marks: 1.234.567.
+    """
     if digits.count(".") > 1:
         digits = digits.replace(".", "")
     return Fraction(re.sub(r"[ ,_'’(){}]", "", digits).rstrip(".") or "0")
 
 
 def _read_magnitude(rest: str, money: bool) -> tuple[str, int]:
-    """Return the text after the magnitudes, and their product."""
+    """Return the text after words such as "million", and the product of their values.
+
+    Args:
+        money: True after an amount of money, where suffixes such as `k` count, too.
+    """
     factor = 1
     if money and (match := _MONEY_MAGNITUDE.match(rest)):
         return rest[match.end() :], CURRENCY_MAGNITUDES[match[1]]
@@ -162,7 +178,7 @@ def _read_magnitude(rest: str, money: bool) -> tuple[str, int]:
 
 
 def _add_parts(text: str) -> StatedNumber | None:
-    """Return the sum of two amounts of one kind, the larger unit first."""
+    """Return the sum of two amounts of one kind, the larger unit first, such as `5 ft 6 in`; None for other texts."""
     parts = _SUM.fullmatch(text)
     larger, smaller = (parse_number(parts[1]), parse_number(parts[2])) if parts else (None, None)
     if larger is None or smaller is None or not larger.unit or not smaller.unit or smaller.value < 0:

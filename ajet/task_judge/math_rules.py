@@ -68,9 +68,9 @@ class AnswerComparer:
     """Number of `decide` calls for this pair, members of lists and sets included."""
 
     def decide(self, candidate: str, reference: str) -> bool:
-        """Return True if both denote the same mathematical value; the first rule that applies decides.
+        """Return True if both denote the same mathematical value; the first of nine rules that applies decides.
 
-        The numbers in the comments are those of the module's description.
+        Members of lists and sets, and sides of equations, are decided recursively.
         """
         self.steps += 1
         if _LOOSE.sub("", candidate) == _LOOSE.sub("", reference):  # (1) same spelling
@@ -85,17 +85,17 @@ class AnswerComparer:
         for read_form in (_read_date, _read_time, _read_based):  # (2) dates, times, numbers in another base
             if read_form(candidate) or read_form(reference):
                 return read_form(candidate) == read_form(reference)
-        terms, wanted_terms = split_outside(candidate, ":"), split_outside(reference, ":")  # (2) ratios
-        if any(len(each) > 1 and None not in map(parse_number, each) for each in (terms, wanted_terms)):
-            return _read_ratio(terms) == _read_ratio(wanted_terms) is not None
-        if max(len(terms), len(wanted_terms)) > 2:  # math-verify reads the first two
-            return len(terms) == len(wanted_terms) and all(map(self.decide, terms, wanted_terms))
+        ratio_terms, reference_terms = split_outside(candidate, ":"), split_outside(reference, ":")  # (2) ratios
+        if any(len(terms) > 1 and None not in map(parse_number, terms) for terms in (ratio_terms, reference_terms)):
+            return _read_ratio(ratio_terms) == _read_ratio(reference_terms) is not None
+        if max(len(ratio_terms), len(reference_terms)) > 2:  # math-verify would read only the first two terms
+            return len(ratio_terms) == len(reference_terms) and all(map(self.decide, ratio_terms, reference_terms))
         candidate_number, reference_number = parse_number(candidate), parse_number(reference)
         if candidate_number and reference_number:  # (3) two numbers
             return is_same_number(candidate_number, reference_number)
-        sides, wanted_sides = _split_equation(candidate), _split_equation(reference)
-        if len(sides) > 1 or len(wanted_sides) > 1:  # (4) equations
-            return self._decide_equations(sides, wanted_sides)
+        equation_sides, reference_sides = _split_equation(candidate), _split_equation(reference)
+        if len(equation_sides) > 1 or len(reference_sides) > 1:  # (4) equations
+            return self._decide_equations(equation_sides, reference_sides)
         members, reference_members = (
             None if candidate_number else read_members(candidate),
             None if reference_number else read_members(reference),
@@ -104,10 +104,10 @@ class AnswerComparer:
             return self._decide_members(candidate, members, reference, reference_members)
         if _WORDS.fullmatch(reference) and not _NO_WORDS.fullmatch(reference):  # (6) words
             return _normalize_words(candidate) == _normalize_words(reference)
-        (value, unit), (wanted_value, wanted_unit) = split_unit(candidate), split_unit(reference)
-        if unit or wanted_unit:  # (7) units: one side may leave out its unit, except a percent sign
-            dropped = (unit or wanted_unit) != ("%",) and not (unit and wanted_unit)
-            return (dropped or get_ratio(unit, wanted_unit) == 1) and self.decide(value, wanted_value)
+        (value, unit), (reference_value, reference_unit) = split_unit(candidate), split_unit(reference)
+        if unit or reference_unit:  # (7) units: one side may leave out its unit, except a percent sign
+            has_one_unit = (unit or reference_unit) != ("%",) and not (unit and reference_unit)
+            return (has_one_unit or get_ratio(unit, reference_unit) == 1) and self.decide(value, reference_value)
         if (
             reference_number and not reference_number.letter
         ):  # (8) a number was expected, and the candidate is no number
@@ -117,52 +117,61 @@ class AnswerComparer:
     def _decide_equations(self, sides: list[str], wanted_sides: list[str]) -> bool:
         """Return True if two equations are equal, or an equation equals a single value (rule 4)."""
         (name, value), (wanted_name, reference_value) = _split_name(sides), _split_name(wanted_sides)
-        if len(wanted_sides) == 1:
-            parts = [part for part in sides if name is None and part is not value and not _NAME.fullmatch(part)]
-            return self.decide(value, reference_value) and all(self.decide(value, part) for part in parts)
-        if len(sides) == 1:
+        if len(wanted_sides) == 1:  # `x = 5` or `a = b = 5` for the reference 5
+            other_sides = [side for side in sides if name is None and side is not value and not _NAME.fullmatch(side)]
+            return self.decide(value, reference_value) and all(self.decide(value, side) for side in other_sides)
+        if len(sides) == 1:  # 5 for the reference `x = 5`
             return wanted_name is not None and self.decide(value, reference_value)
         if name is not None and name == wanted_name:
             return self.decide(value, reference_value)
-        if wanted_name is not None and parse_number(reference_value):
+        if wanted_name is not None and parse_number(reference_value):  # `y = 5` for the reference `x = 5`
             return False
         return self.ask("=".join(sides), "=".join(wanted_sides))
 
     def _decide_members(self, candidate: str, one: MemberList | None, reference: str, other: MemberList | None) -> bool:
-        """Return True if two answers have equal members (rule 5); None stands for an answer with a single value."""
+        """Return True if two answers have equal members (rule 5).
+
+        Order does not count in sets, lists and unions, but in vectors, matrices, tuples and intervals.
+
+        Args:
+            one: The candidate's members. None: a single value.
+            other: The reference's members. None: a single value.
+        """
         if one is None or other is None:
-            alone = one or other
-            assert alone is not None
-            if alone.kind == "set" and len(alone.parts) == 1:
-                return self.decide(alone.parts[0] if one else candidate, alone.parts[0] if other else reference)
+            multiple = one or other
+            assert multiple is not None
+            if multiple.kind == "set" and len(multiple.parts) == 1:
+                return self.decide(multiple.parts[0] if one else candidate, multiple.parts[0] if other else reference)
             return (
                 not parse_number(candidate)
                 and not parse_number(reference)
                 and self._ask_math_verify(candidate, reference)
             )
         kinds = {one.kind, other.kind}
-        if "set" in kinds and kinds <= {"set", "list"}:
+        if "set" in kinds and kinds <= {"set", "list"}:  # members may be repeated, so each set must contain the other
             return self._is_subset(one.parts, other.parts) and self._is_subset(other.parts, one.parts, swapped=True)
-        as_long = len(one.parts) == len(other.parts)
+        have_equal_length = len(one.parts) == len(other.parts)
         if _ORDER.search(candidate + reference):  # `x < 1 or x > 2` is a union, `x < 1 and x > 2` is not
-            united = [
-                _OR.search(text) is not None or each.kind == "union"
-                for text, each in ((candidate, one), (reference, other))
+            are_unions = [
+                _OR.search(text) is not None or member_list.kind == "union"
+                for text, member_list in ((candidate, one), (reference, other))
             ]
-            return as_long and united[0] == united[1] and self._is_rearranged(one.parts, other.parts)
-        if "union" in kinds and not (as_long and len(kinds) == 1):
+            return have_equal_length and are_unions[0] == are_unions[1] and self._is_rearranged(one.parts, other.parts)
+        if "union" in kinds and not (have_equal_length and len(kinds) == 1):
             return self._ask_math_verify(candidate, reference)
-        if not as_long:
+        if not have_equal_length:
             return False
         if kinds in ({"list"}, {"union"}) and not (_has_names(other.parts) and not _has_names(one.parts)):
             return self._is_rearranged(one.parts, other.parts)
-        comparable = [
+        comparable_kinds = [
             {"list", "()"},
             *([{"list", "[]"}, {"vector", "()"}] if len(one.parts) > 2 else []),
         ]  # no intervals
-        if len(kinds) > 1 and kinds not in comparable:
+        if len(kinds) > 1 and kinds not in comparable_kinds:
             return False
-        return all(self.decide(part, wanted) for part, wanted in zip(one.parts, other.parts, strict=True))
+        return all(
+            self.decide(part, reference_part) for part, reference_part in zip(one.parts, other.parts, strict=True)
+        )
 
     def _ask_math_verify(self, candidate: str, reference: str) -> bool:
         """Return the result of math-verify, unless the candidate has letters missing in the reference.
@@ -171,18 +180,24 @@ class AnswerComparer:
         """
         if _HEDGE.search(candidate) and not _HEDGE.search(reference):
             return False
-        foreign = _find_letters(candidate) - _find_letters(reference)
-        return len(foreign) <= bool(_ORDER.search(candidate)) and self.ask(candidate, reference)
+        unknown_letters = _find_letters(candidate) - _find_letters(reference)
+        return len(unknown_letters) <= bool(_ORDER.search(candidate)) and self.ask(candidate, reference)
 
     def _is_subset(self, parts: list[str], expected: list[str], swapped: bool = False) -> bool:
+        """Return True if each part equals one of the expected members.
+
+        Args:
+            swapped: True if the parts are the reference's, since `decide` takes the candidate first.
+        """
         return all(
-            any(self.decide(*((each, part) if swapped else (part, each))) for each in expected) for part in parts
+            any(self.decide(*((member, part) if swapped else (part, member))) for member in expected) for part in parts
         )
 
     def _is_rearranged(self, parts: list[str], expected: list[str]) -> bool:
+        """Return True if the parts are the expected members in any order, each used once."""
         unmatched = list(expected)
         for part in parts:
-            equal_part = next((each for each in unmatched if self.decide(part, each)), None)
+            equal_part = next((member for member in unmatched if self.decide(part, member)), None)
             if equal_part is None:
                 return False
             unmatched.remove(equal_part)
@@ -190,38 +205,43 @@ class AnswerComparer:
 
 
 def _read_date(text: str) -> tuple[int, int, str | None] | None:
+    """Return (month, day, year or None) of a date, else None. The day is not checked against the month."""
     match = next(filter(None, (pattern.fullmatch(text) for pattern in _DATES)), None)
     if not match:
         return None
     month = match["month"].lower()
-    month_number = int(month) if month.isdecimal() else 1 + [each[:3] for each in _MONTHS].index(month[:3])
+    month_number = int(month) if month.isdecimal() else 1 + [name[:3] for name in _MONTHS].index(month[:3])
     return month_number, int(match["day"]), match["year"]
 
 
 def _read_time(text: str) -> tuple[str, str, str] | None:
+    """Return (hours, minutes, "a", "p" or "") of a time of day such as `3:30 pm`, else None."""
     match = _TIME.fullmatch(text)
     return (match[1], match[2], (match[3] or "").lower()) if match else None
 
 
 def _read_based(text: str) -> tuple[str, str] | None:
-    """Return digits and base of `2516_8`."""
+    """Return (digits, base) of a number with its base, such as `2516_8`, else None."""
     match = _BASED.fullmatch(text)
     return (match[1].upper(), match[2]) if match else None
 
 
 def _read_ratio(terms: list[str]) -> list[Fraction] | None:
-    """Return the terms of `3:4:5`, or of the fraction `3/4`, divided by the first term that is not 0."""
+    """Return the terms of `3:4:5`, or of the fraction `3/4`, divided by the first term that is not 0.
+
+    None if a term is no number without a unit, or all are 0.
+    """
     if len(terms) == 1:
         number = parse_number(terms[0])
         values = [number.value, Fraction(1)] if number and number.fraction and not number.unit else []
     else:
-        values = [each.value for each in map(parse_number, terms) if each and not each.unit]
-    first = next((value for value in values if value), None)
-    return [value / first for value in values] if first and len(values) == max(len(terms), 2) else None
+        values = [term.value for term in map(parse_number, terms) if term and not term.unit]
+    first_nonzero = next((value for value in values if value), None)
+    return [value / first_nonzero for value in values] if first_nonzero and len(values) == max(len(terms), 2) else None
 
 
 def _split_equation(text: str) -> list[str]:
-    """Return the sides of an equation; the unchanged text for a list or without an equals sign."""
+    """Return the sides of an equation. A list, or a text without an equals sign, gives [text]."""
     sides = split_outside(text, "=")
     return sides if len(sides) > 1 and len(split_list(text)) == 1 else [text]
 
@@ -246,6 +266,7 @@ def _has_names(parts: list[str]) -> bool:
 
 
 def _normalize_words(text: str) -> str:
+    """Return a text in lower case without punctuation, extra white space and an article at its start."""
     words = re.sub(r"[\s\"“”.,!?;:()$\\]+", " ", text).split()
     if len(words) > 1 and words[0].lower() in ("a", "an", "the"):
         words = words[1:]
@@ -253,6 +274,7 @@ def _normalize_words(text: str) -> str:
 
 
 def _find_letters(text: str) -> set[str]:
+    """Return the letters of an expression that may be variables: without TeX commands, `e` and `i`."""
     return set(re.findall(r"[^\W\d_]", _NO_LETTERS.sub("", text)))
 
 
@@ -273,7 +295,10 @@ class MemberList:
 
 
 def read_members(text: str) -> MemberList | None:
-    """Return the members of a text with several values; None for a single value."""
+    """Return the members of a matrix, union, set, vector, tuple, interval or list; None for a single value.
+
+    `a \\pm b` has the members `a + b` and `a - b`.
+    """
     if text == r"\mathbb{R}":
         text = r"(-\infty,\infty)"
     matrix = _MATRIX.fullmatch(text)
@@ -281,21 +306,21 @@ def read_members(text: str) -> MemberList | None:
         rows = [split_outside(row, "&") for row in re.split(r"\\\\(?:\[[^\]]*\])?", matrix["body"]) if row.strip()]
         name = "determinant" if matrix["name"][0] in "vV" else "matrix"
         return MemberList(f"{name} {[len(row) for row in rows]}", [cell for row in rows for cell in row])
-    united = split_outside(text, r"\cup")
-    if len(united) > 1:
-        return MemberList("union", united)
+    union_parts = split_outside(text, r"\cup")
+    if len(union_parts) > 1:
+        return MemberList("union", union_parts)
     if text == r"\emptyset":
         return MemberList("set", [])
     vector = re.fullmatch(r"\\langle(?![a-z])(.*)\\rangle", text)
-    if vector and len(inside := split_outside(vector[1], ",")) > 1:
-        return MemberList("vector", inside)
+    if vector and len(inner_parts := split_outside(vector[1], ",")) > 1:
+        return MemberList("vector", inner_parts)
     for opening, ending in _BRACKETS:
         if text.startswith(opening) and text.endswith(ending) and _is_closed_at_end(text, opening, ending):
-            inside = split_outside(text[len(opening) : len(text) - len(ending)], ",", ";")
-            if opening == "\\{" or (opening == "{" and len(inside) > 1):
-                return MemberList("set", inside)
-            if len(inside) > 1:
-                return MemberList(opening + ending, inside)
+            inner_parts = split_outside(text[len(opening) : len(text) - len(ending)], ",", ";")
+            if opening == "\\{" or (opening == "{" and len(inner_parts) > 1):
+                return MemberList("set", inner_parts)
+            if len(inner_parts) > 1:
+                return MemberList(opening + ending, inner_parts)
     members = split_list(text)
     if len(members) > 1:
         return MemberList("list", members)
@@ -305,9 +330,9 @@ def read_members(text: str) -> MemberList | None:
 
 
 def split_list(text: str) -> list[str]:
-    """Return the members of `1, 2 and 3`; the text itself if not a list."""
-    pieces = [part for piece in split_outside(text, ",", ";") for part in _AND_OR.split(piece)]
-    return [part.strip(" $") for part in pieces if part.strip(" $")]
+    """Return the members of `1, 2 and 3`, split at commas, semicolons, "and" and "or"; [text] for any other text."""
+    pieces = [member for piece in split_outside(text, ",", ";") for member in _AND_OR.split(piece)]
+    return [member.strip(" $") for member in pieces if member.strip(" $")]
 
 
 def split_outside(text: str, *marks: str) -> list[str]:
@@ -339,6 +364,7 @@ def measure_depth(text: str) -> int:
 
 
 def _is_closed_at_end(text: str, opening: str, ending: str) -> bool:
+    """Return True if the bracket that a text begins with is closed by the text's end, not earlier, as in `(1), (2)`."""
     depth = 0
     for index in range(len(opening) - 1, len(text)):
         depth += text[index] in "([{"

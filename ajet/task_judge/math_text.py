@@ -68,9 +68,13 @@ _ANNOUNCED = re.compile(
 
 
 def normalize_math(text: str) -> str:
-    """Return the text in normalized spelling."""
+    """Return an answer in one spelling of its signs, spaces, TeX commands and numbers, without introductory words.
+
+    The meaning is unchanged, so two normalized texts can be compared.
+    """
     text = _ZERO_WIDTH.sub("", unicodedata.normalize("NFC", text)).translate(_DASHES)
     text = "".join(map(_normalize_letter, text)) if not text.isascii() else text
+    # A "~" before a value means "about"; after a word it is TeX's hard space.
     text = re.sub(r"(?<![\w)}\].,:;$\\])~", r"\\approx ", text)
     text = re.sub(r"(?<!\\)\\!\s*", "", text)
     text = _RAISED.sub(lambda run: f"^{{{run.group().translate(_SUPERSCRIPTS)}}}", text)
@@ -80,7 +84,7 @@ def normalize_math(text: str) -> str:
         if sign in text:
             text = _replace_sign(text, sign, spelling)
     text = _LOOKS.sub("", text)
-    for _ in range(4):
+    for _ in range(4):  # font commands may be nested
         unfonted = _FONTS.sub(r" \1 ", text)
         if unfonted == text:
             break
@@ -93,24 +97,30 @@ def normalize_math(text: str) -> str:
 
 
 def _replace_sign(text: str, sign: str, spelling: str) -> str:
+    r"""Replace a sign or TeX command by its normalized spelling. `\left` is not replaced within `\leftarrow`."""
     if sign[0] == "\\" and sign[-1].isalpha():
         return re.sub(re.escape(sign) + r"(?![A-Za-z])", lambda _: spelling, text)
     return text.replace(sign, spelling)
 
 
 def _normalize_letter(letter: str) -> str:
-    if "\uff01" <= letter <= "\uff5e":
+    """Return a full-width letter, a digit of another script or a vulgar fraction in ASCII and TeX.
+
+    Other letters are returned unchanged.
+    """
+    if "\uff01" <= letter <= "\uff5e":  # the full-width forms of ASCII
         return chr(ord(letter) - 0xFEE0)
     if letter.isdecimal():
         return str(unicodedata.decimal(letter))
     if letter < "\u00bc" or unicodedata.category(letter) != "No" or letter.isdigit():
         return letter
+    # U+2044 is the fraction slash: "½" decomposes to "1⁄2".
     above, slash, below = unicodedata.normalize("NFKD", letter).partition("\u2044")
     return rf"\frac{{{above}}}{{{below}}}" if slash and below else letter
 
 
 def _strip_wrappers(text: str) -> str:
-    """Remove final punctuation, unmatched brackets, and signs around the complete text."""
+    """Return the text without final punctuation, unmatched brackets, and quotes or marks around the complete text."""
     while True:
         before = text
         text = text.strip()

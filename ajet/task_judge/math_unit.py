@@ -149,7 +149,7 @@ def _build_meanings() -> dict[str, list[tuple[str, Fraction]]]:
             kind, size, symbols, *names = entry.split()
             for prefix, (name, power) in prefixes.items():
                 meaning = (kind, Fraction(size) * Fraction(10) ** power)
-                for spelling in [prefix + each for each in symbols.split(",")] + [f" {name}{each}" for each in names]:
+                for spelling in [prefix + word for word in symbols.split(",")] + [f" {name}{word}" for word in names]:
                     meanings.setdefault(spelling, []).append(meaning)
     for noun in _COUNTED.split():
         meanings.setdefault(f" {noun}", [(noun, Fraction(1))])
@@ -160,7 +160,7 @@ _MEANINGS = _build_meanings()
 
 
 def parse_unit(text: str) -> Unit | None:
-    """Return the unit of a text; () for an empty text, None for an unknown unit."""
+    """Return the unit of a text such as `km/h`; () for an empty text, None if a word of the text is no unit."""
     text = text.strip()
     if not text or len(text) > _LONGEST:
         return None if text else ()
@@ -168,29 +168,35 @@ def parse_unit(text: str) -> Unit | None:
         text = pattern.sub(spelling, text)
     text = text.strip()
     factors: dict[str, int] = {}
-    position, sign, power = 0, 1, 1
-    while position < len(text):
-        token = _TOKEN.match(text, position)
+    offset, direction, power = 0, 1, 1
+    while offset < len(text):
+        token = _TOKEN.match(text, offset)
         if token is None:
             return None
-        position = token.end()
-        if token["join"]:
-            sign = -1 if token["join"] in ("/", "per") else sign
+        offset = token.end()
+        if token["join"]:  # factors after `/` or `per` are divisors
+            direction = -1 if token["join"] in ("/", "per") else direction
         elif token["power"]:
             power = 2 if token["power"] == "square" else 3
         else:
             word = _find_spelling(token["word"])
             if word is None or word in factors:
                 return None
-            factors[word] = sign * power * int(token["exponent"] or 1)
+            factors[word] = direction * power * int(token["exponent"] or 1)
             power = 1
-    return tuple(sorted(name if times == 1 else f"{name}^{times}" for name, times in factors.items())) or None
+    return tuple(sorted(name if exponent == 1 else f"{name}^{exponent}" for name, exponent in factors.items())) or None
 
 
 def get_ratio(one: Unit, other: Unit) -> Fraction | None:
-    """Return the size of a unit in another unit; None for different kinds."""
+    """Return how many units `other` one unit `one` is, as for km and m 1000; None for units of different kinds."""
     return next(
-        (a / b for kinds, a in _list_meanings(one) for others, b in _list_meanings(other) if kinds == others), None
+        (
+            size / other_size
+            for kinds, size in _list_meanings(one)
+            for other_kinds, other_size in _list_meanings(other)
+            if kinds == other_kinds
+        ),
+        None,
     )
 
 
@@ -200,25 +206,35 @@ def _find_spelling(word: str) -> str | None:
     if symbol in _MEANINGS:
         return symbol
     name = word.lower().removesuffix(".")
-    forms = (name, _PLURALS.get(name), name.removesuffix("s"), name.removesuffix("es"), f"{name.removesuffix('ies')}y")
-    return next((form for form in forms if f" {form}" in _MEANINGS), None)
+    name_forms = (
+        name,
+        _PLURALS.get(name),
+        name.removesuffix("s"),
+        name.removesuffix("es"),
+        f"{name.removesuffix('ies')}y",
+    )
+    return next((name_form for name_form in name_forms if f" {name_form}" in _MEANINGS), None)
 
 
 @lru_cache(maxsize=1024)
 def _list_meanings(unit: Unit) -> list[tuple[dict[str, int], Fraction]]:
-    """Return the meanings of a unit: the power of each kind, and the size (a pound is a mass and money)."""
+    """Return each meaning of a unit as (power by kind, size); a pound is a mass and money.
+
+    A single letter that is no unit has its own kind.
+    """
     readings = [(Counter[str](), Fraction(1))]
     for factor in unit:
         word, _, exponent = factor.partition("^")
-        times = int(exponent or 1)
+        power = int(exponent or 1)
         meanings = [*_MEANINGS.get(word, []), *_MEANINGS.get(f" {word}", [])] or [(f"letter {word}", Fraction(1))]
         readings = [
-            (_add_kind(kinds, kind, times), size * scale**times) for kinds, size in readings for kind, scale in meanings
+            (_add_kind(kinds, kind, power), size * scale**power) for kinds, size in readings for kind, scale in meanings
         ]
-    return [({kind: times for kind, times in kinds.items() if times}, size) for kinds, size in readings]
+    return [({kind: power for kind, power in kinds.items() if power}, size) for kinds, size in readings]
 
 
 def _add_kind(kinds: Counter[str], kind: str, times: int) -> Counter[str]:
+    """Return the powers by kind after adding a factor. A volume is a length to the power of 3, so `L` equals `dm^3`."""
     if kind == "volume":
         kind, times = "length", 3 * times
     return Counter({**kinds, kind: kinds[kind] + times})

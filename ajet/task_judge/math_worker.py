@@ -18,13 +18,13 @@ GRACE = 2
 
 
 def main() -> None:
-    """Answer until standard input ends."""
+    """Print "ready", then true or false for each line [candidate, reference, timeout] of standard input."""
     logging.disable(logging.CRITICAL)
-    answers, sys.stdout = sys.stdout, sys.stderr
+    answers, sys.stdout = sys.stdout, sys.stderr  # prints of libraries must not mix with the answers
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
-    # Not with units, which it would drop whatever they are, nor with a search for a number anywhere in the text.
+    # No `units`: math-verify would drop any unit. No search for numbers: it would find one anywhere in the text.
     forms = [
         LatexExtractionConfig(
             normalization_config=NormalizationConfig(basic_latex=True, malformed_operators=True, nits=True)
@@ -32,11 +32,13 @@ def main() -> None:
     ]
 
     def parsed(text: str) -> list[Any]:
+        """Return math-verify's readings of an expression."""
         delimited = "$" in text or "\\[" in text or "\\(" in text
         parsed_forms: list[Any] = parse(text if delimited else f"${text}$", forms, parsing_timeout=None)
         return parsed_forms
 
     def same(candidate: str, reference: str) -> bool:
+        """Return True if math-verify finds two expressions equal; False if it cannot read one."""
         try:
             return bool(
                 verify(parsed(reference), parsed(candidate), timeout_seconds=None, allow_set_relation_comp=True)
@@ -49,7 +51,7 @@ def main() -> None:
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         candidate, reference, timeout = json.loads(line)
-        if hasattr(signal, "alarm"):
+        if hasattr(signal, "alarm"):  # the alarm ends this process, in case the parent cannot
             signal.alarm(int(timeout) + GRACE)
         print(json.dumps(same(candidate, reference)), file=answers, flush=True)
         if hasattr(signal, "alarm"):
@@ -57,6 +59,7 @@ def main() -> None:
 
 
 def _limit_memory() -> None:
+    """Limit the address space to MEMORY bytes more than used now. No effect on systems without /proc or limits."""
     try:
         import resource
     except ImportError:

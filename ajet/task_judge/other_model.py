@@ -19,10 +19,14 @@ Ask = Callable[..., dict[str, str]]
 
 
 def make_model_caller(model: str, limit: int) -> Ask:
-    """Return a function `(messages, sampling_params_override={}, request_id="")` that returns `{"role", "content"}`.
+    """Return a function that requests one reply of a model from another server.
 
-    The function calls `model` at the server of the environment (`config.other_models`), greedily unless overridden,
-    with at most `limit` tokens. Raises UserError without a server, JudgeFailure without a reply.
+    The function takes `(messages, sampling_params_override={}, request_id="")` and returns `{"role", "content"}`. It
+    samples greedily unless overridden. It raises UserError without a server, and JudgeFailure without a reply.
+
+    Args:
+        model: Name of the model at the server that the environment names (`config.other_models`).
+        limit: Maximum tokens of a reply.
     """
 
     def ask(

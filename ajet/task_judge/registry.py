@@ -58,6 +58,7 @@ def prepare_judge(experiment: Experiment, run: RunDirectory | None = None) -> No
 
 
 def _find_judge(experiment: Experiment) -> PluginPart:
+    """Return the plug-in part of `task_judge.judge_type`. Raises ConfigError for an unknown type."""
     judge_type = experiment.ajet.task_judge.judge_type
     part = find_part("judge", judge_type)
     if part is None:
@@ -76,7 +77,15 @@ def _open_fallback(experiment: Experiment) -> Judging | None:
 
 
 def open_by_reference(experiment: Experiment) -> Judging | None:
-    """Open the judge of `task_judge.judge_protocol`; None if unset."""
+    """Open the user's judge named by `task_judge.judge_protocol`: a scorer function, another function, or a class.
+
+    Returns:
+        None if the key is unset.
+
+    Raises:
+        ConfigError: the reference is no judge, or the judge's constructor failed.
+        UnresolvedReferenceError: the reference names nothing.
+    """
     key = "task_judge.judge_protocol"
     reference = experiment.ajet.task_judge.judge_protocol
     if not reference:
@@ -85,35 +94,38 @@ def open_by_reference(experiment: Experiment) -> Judging | None:
     from ajet.config.functions import is_function, require_order
     from ajet.task_judge.trl_reward import is_trl_reward
 
-    kind = resolve_reference(reference, base=experiment.base, key=key)
-    if is_scorer_function(kind) and not is_trl_reward(kind):
+    function_or_class = resolve_reference(reference, base=experiment.base, key=key)
+    # A function with a scorer's parameters, such as `model_answer`, is run as the only scorer.
+    if is_scorer_function(function_or_class) and not is_trl_reward(function_or_class):
         judge = experiment.ajet.task_judge.replace_judges(scorer=reference)
         settings = experiment.ajet.model_copy(update={"task_judge": judge})
         return ScorerJudge(replace(experiment, ajet=settings), named_by=f"ajet.{key}")
-    if is_function(kind):
-        kind = _make_function_judge(kind, reference, key=key)
-    method = getattr(kind, "compute_reward", None)
-    if not isinstance(kind, type) or not callable(method):
+    if is_function(function_or_class):
+        function_or_class = _make_function_judge(function_or_class, reference, key=key)
+    compute_reward = getattr(function_or_class, "compute_reward", None)
+    if not isinstance(function_or_class, type) or not callable(compute_reward):
         raise ConfigError(
             f"{reference} is not a judge.",
             where=key,
             expected="a function of (task, output), or a class with compute_reward(workflow_task, workflow_output), "
             "such as a subclass of BaseJudge",
         )
-    names = ("workflow_task", "workflow_output")
-    require_order(inspect.unwrap(method), names, key=key, reference=f"{reference}.compute_reward", method=True)
+    parameter_names = ("workflow_task", "workflow_output")
+    require_order(
+        inspect.unwrap(compute_reward), parameter_names, key=key, reference=f"{reference}.compute_reward", method=True
+    )
     try:
-        constructor = getattr(kind, "of_experiment", None)
-        judging: Judging = kind(experiment.config) if constructor is None else constructor(experiment)
+        constructor = getattr(function_or_class, "of_experiment", None)
+        judging: Judging = function_or_class(experiment.config) if constructor is None else constructor(experiment)
     except UserError:
         raise
-    except Exception as problem:
+    except Exception as error:
         raise ConfigError(
-            f"The judge {reference} could not be created: {type(problem).__name__}: {problem}",
+            f"The judge {reference} could not be created: {type(error).__name__}: {error}",
             where=key,
             expected="a class whose constructor takes the configuration only",
             do="write `def __init__(self, config):`, or subclass ajet.task_judge.base_judge.BaseJudge",
-        ) from problem
+        ) from error
     return judging
 
 
@@ -131,12 +143,16 @@ def check_functions(experiment: Experiment) -> None:
     if judge.judge_type != "customized_protocol":
         return
     arguments: dict[tuple[str | int, ...], Mapping[str, Any]] = {}
-    arguments |= {("task_judge", "scorers", index, "name"): each.arguments for index, each in enumerate(judge.scorers)}
-    arguments |= {("task_judge", "stages", index, "scorer"): each.arguments for index, each in enumerate(judge.stages)}
+    arguments |= {
+        ("task_judge", "scorers", index, "name"): settings.arguments for index, settings in enumerate(judge.scorers)
+    }
+    arguments |= {
+        ("task_judge", "stages", index, "scorer"): settings.arguments for index, settings in enumerate(judge.stages)
+    }
     for path, reference in judge.list_judges():
         key = f"ajet.{'.'.join(map(str, path))}"
         parameters = read_parameters_of(reference, base=experiment.base, key=key) if is_reference(reference) else None
-        if parameters is None:
+        if parameters is None:  # not a function in a file
             continue
         if path[-1] != "judge_protocol" or (is_scorer_function(parameters) and not is_trl_reward(parameters)):
             name = parse_reference(reference, key=key).name
@@ -158,8 +174,14 @@ def _make_function_judge(function: Callable[..., Any], reference: str, *, key: s
 def make_judge_class(function: Callable[..., Any], reference: str, *, key: str) -> type[Any]:
     """Return a judge class that calls `function(task, output)`, plain or `async`; `task` is the Task.
 
-    The function may return any value of `compute_reward`; an exception is a judge failure. `key`: key of the
-    reference. Raises ConfigError unless the function takes two arguments.
+    The function may return any value of `BaseJudge.compute_reward`; an exception is a judge failure.
+
+    Args:
+        reference: The function's reference, for the class's name and for errors.
+        key: Configuration key of the reference.
+
+    Raises:
+        ConfigError: the function does not take two arguments.
     """
     require_callable_with(function, ("task", "output"), key=key, reference=reference)
 

@@ -26,7 +26,7 @@ _OF_OTHERS = ("completion", "prompt")
 
 
 def is_trl_reward(found: Any) -> bool:
-    """Return True for a function whose parameters are called as TRL's are."""
+    """Return True for a function with a parameter `completions` or `prompts`, as TRL's reward functions have."""
     return is_function(found) and not {_COMPLETIONS, _PROMPTS}.isdisjoint(read_parameters(found))
 
 
@@ -63,7 +63,7 @@ def adapt_trl_reward(
 
 
 def refuse_other_signature(function: Callable[..., Any], reference: str, *, key: str) -> None:
-    """Refuse a function with parameter names of another library. Raises ConfigError."""
+    """Raise ConfigError for a function with `completion` or `prompt`, the parameter names of another library."""
     names = [name for name in _OF_OTHERS if name in read_parameters(function)]
     if names:
         raise ConfigError(
@@ -85,7 +85,8 @@ def _arguments_of(
         known_arguments = {_PROMPTS: task.init_messages, _COMPLETIONS: [{"role": "assistant", "content": text}]}
     columns = RowColumns(task.metadata)
     arguments: dict[str, Any] = {}
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+    # A function with **kwargs gets all columns, as TRL passes them.
+    if any(accepted.kind is accepted.VAR_KEYWORD for accepted in parameters.values()):
         arguments = {str(name): [value] for name, value in columns.row.items()} | {
             name: [value] for name, value in known_arguments.items()
         }
@@ -105,7 +106,10 @@ def _arguments_of(
 
 
 def _single_reward(found: Any, reference: str) -> Any:
-    """Return the reward of the only completion. Raises JudgeFailure."""
+    """Return the reward of the only completion from a function's result: a number, or a list, tuple or array of one.
+
+    None means no score. Raises JudgeFailure for any other result.
+    """
     if found is None or isinstance(found, Real):
         return found
     rewards = found.tolist() if hasattr(found, "dtype") and hasattr(found, "tolist") else found

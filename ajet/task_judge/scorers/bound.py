@@ -30,7 +30,7 @@ _SCORER_PARAMETERS = frozenset({ANSWER, REFERENCE, "solution_str"})
 
 
 def is_scorer_function(found: Any) -> bool:
-    """True for a function with scorer parameters (an answer or a reference)."""
+    """Return True for a function with a scorer's parameters: `model_answer`, `solution_str` or `ground_truth`."""
     if not is_function(found):
         return False
     return not _SCORER_PARAMETERS.isdisjoint(read_parameters(found))
@@ -42,15 +42,17 @@ class BoundScorer:
     def __init__(
         self, found: Any, name: str, arguments: Mapping[str, Any], experiment: Experiment, *, key: str
     ) -> None:
-        """Bind a scorer. Raises ConfigError.
+        """Bind a scorer.
 
         Args:
-            found: a function, or a class constructed with the composed config and `arguments` (or by its
-                `of_experiment`). An
-                instance is called, or used as a judge.
-            name: name of the scorer, for errors and the record.
-            arguments: settings of the scorer, by parameter name.
-            key: key that names the scorer.
+            found: A function, or a class constructed with the composed config and `arguments` (or by its
+                `of_experiment`). An instance is called, or its `compute_reward` if it has one.
+            name: Name of the scorer, for errors and the record.
+            arguments: Settings of the scorer, by parameter name.
+            key: Configuration key that names the scorer.
+
+        Raises:
+            ConfigError: the scorer cannot be constructed, or has parameters that ajet cannot fill.
         """
         from ajet.task_judge.trl_reward import adapt_trl_reward, is_trl_reward
 
@@ -60,10 +62,10 @@ class BoundScorer:
         self._is_agentrl_function = False
         if isinstance(found, type):
             instance = self._create_instance(found, experiment, arguments)
-            judges = getattr(instance, "compute_reward", None)
-            self._function: Callable[..., Any] = judges if callable(judges) else instance
+            compute_reward = getattr(instance, "compute_reward", None)
+            self._function: Callable[..., Any] = compute_reward if callable(compute_reward) else instance
             self._arguments: Mapping[str, Any] = {}
-            if callable(judges):
+            if callable(compute_reward):
                 self._bound_parameters = [("", "workflow_task", True), ("", "workflow_output", True)]
                 return
         elif is_trl_reward(found):
@@ -80,9 +82,16 @@ class BoundScorer:
         self._bound_parameters = self._bind_parameters()
 
     async def score(self, call: ScorerCall) -> Verdict:
-        """Score one call. Raises JudgeFailure, or the BoundaryError of the scorer."""
-        by_position: list[Any] = []
-        by_name = dict(self._arguments)
+        """Call the scorer with the requested values of an attempt and return its verdict.
+
+        Without a required reference there is no score; without a required answer the score is 0.
+
+        Raises:
+            JudgeFailure: the scorer raised an exception or returned no score.
+            BoundaryError: as raised by the scorer.
+        """
+        positional_arguments: list[Any] = []
+        keyword_arguments = dict(self._arguments)
         if call.ground_truth is None and any(
             argument == REFERENCE and required for _, argument, required in self._bound_parameters
         ):
@@ -92,29 +101,34 @@ class BoundScorer:
             if argument == REFERENCE and self._is_agentrl_function and value is not None:
                 value = {"query": call.task.main_query, "answer": value}
             if value is None and not required and parameter:
-                continue  # its own default
+                continue  # the parameter's default holds
             if value is None and required and argument in (ANSWER, "reply"):
                 return Verdict(0.0, False, NO_ANSWER)
             if parameter:
-                by_name[parameter] = value
+                keyword_arguments[parameter] = value
             else:
-                by_position.append(value)
+                positional_arguments.append(value)
         try:
-            judgement = await call_user_function(partial(self._function, *by_position, **by_name))
+            judgement = await call_user_function(partial(self._function, *positional_arguments, **keyword_arguments))
         except (BoundaryError, UserError):
             raise
-        except Exception as problem:
-            advice = advise_on(problem, call.task, call.workflow_output)
-            message = f"the scorer {self.name} raised {type(problem).__name__}: {problem}"
-            raise JudgeFailure(f"{message} ({advice})" if advice else message) from problem
+        except Exception as error:
+            advice = advise_on(error, call.task, call.workflow_output)
+            message = f"the scorer {self.name} raised {type(error).__name__}: {error}"
+            raise JudgeFailure(f"{message} ({advice})" if advice else message) from error
         return read_verdict(judgement, f"the score of {self.name}", gamma=self._gamma)
 
     def let_go(self) -> None:
+        """Close the scorer's connections and processes, if the scorer or the object of a bound method has `let_go`."""
         let_go = getattr(getattr(self._function, "__self__", self._function), "let_go", None)
         if let_go is not None:
             let_go()
 
     def _create_instance(self, kind: type[Any], experiment: Experiment, arguments: Mapping[str, Any]) -> Any:
+        """Construct a scorer class by its `of_experiment`, else with the config and the arguments.
+
+        Raises ConfigError.
+        """
         of_experiment = getattr(kind, "of_experiment", None)
         try:
             if of_experiment is not None:
@@ -122,47 +136,72 @@ class BoundScorer:
             return kind(experiment.config, **arguments)
         except UserError:
             raise
-        except Exception as problem:
+        except Exception as error:
             raise ConfigError(
-                f"The scorer {self.name} could not be created: {type(problem).__name__}: {problem}",
+                f"The scorer {self.name} could not be created: {type(error).__name__}: {error}",
                 where=self._key_name,
                 expected="a class whose constructor takes the configuration and the keys of `arguments`",
-            ) from problem
+            ) from error
 
     def _bind_parameters(self) -> list[tuple[str, str, bool]]:
-        """Return (parameter name or "" if positional, name of the passed value, is required) for each parameter."""
+        """Return how to fill each parameter of the scorer that the settings do not fill.
+
+        Returns:
+            For each parameter (its name, or "" to pass by position; key in `call.ARGUMENTS` of its value; True if
+            required).
+
+        Raises:
+            ConfigError: a setting is no parameter, or a required parameter is unknown.
+        """
         try:
             parameters = [*inspect.signature(self._function).parameters.values()]
         except (TypeError, ValueError):  # a function written in C may have no signature
             return [("", ANSWER, True), ("", REFERENCE, True)]
-        plain = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        named_parameters = [
+            parameter
+            for parameter in parameters
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         unknown = [
             argument
             for argument in self._arguments
-            if argument not in {parameter.name for parameter in plain} and not takes_all
+            if argument not in {parameter.name for parameter in named_parameters} and not takes_all
         ]
         if unknown:
-            takes = ", ".join(each.name for each in plain if each.name not in ARGUMENTS) or "none"
-            raise self._signature_error(f"has no argument {', '.join(unknown)}; it takes {takes}")
-        open_ones = [each for each in plain if each.name not in self._arguments]
-        required = [one for one in open_ones if one.default is one.empty]
-        strange = [each for each in required if each.name not in ARGUMENTS]
-        if strange and len(required) == 2 == len(strange):  # (model_answer, ground_truth) under names of their own
+            known_names = (
+                ", ".join(parameter.name for parameter in named_parameters if parameter.name not in ARGUMENTS) or "none"
+            )
+            raise self._signature_error(f"has no argument {', '.join(unknown)}; it takes {known_names}")
+        unset = [parameter for parameter in named_parameters if parameter.name not in self._arguments]
+        required = [parameter for parameter in unset if parameter.default is parameter.empty]
+        unknown_parameters = [parameter for parameter in required if parameter.name not in ARGUMENTS]
+        # Two required parameters under names of their own are (model_answer, ground_truth).
+        if unknown_parameters and len(required) == 2 == len(unknown_parameters):
             return [(_keyword_name(required[0]), ANSWER, True), (_keyword_name(required[1]), REFERENCE, True)]
-        if strange:
-            names = [each.name for each in strange]
-            like_verls = {each.name for each in plain} & {*VERL_PARAMETERS}
-            do = f"name the parameters as verl passes them: ({', '.join(VERL_PARAMETERS)})" if like_verls else ""
+        if unknown_parameters:
+            names = [parameter.name for parameter in unknown_parameters]
+            verl_names = {parameter.name for parameter in named_parameters} & {*VERL_PARAMETERS}
+            do = f"name the parameters as verl passes them: ({', '.join(VERL_PARAMETERS)})" if verl_names else ""
             raise self._signature_error(f"has the parameters {', '.join(names)}, which ajet does not know", do)
-        if not plain:
+        if not named_parameters:  # only **kwargs, which get what verl passes
             return [(name, name, name == REFERENCE) for name in VERL_PARAMETERS] if takes_all else []
-        return [(_keyword_name(one), one.name, one.default is one.empty) for one in open_ones if one.name in ARGUMENTS]
+        return [
+            (_keyword_name(parameter), parameter.name, parameter.default is parameter.empty)
+            for parameter in unset
+            if parameter.name in ARGUMENTS
+        ]
 
-    def _signature_error(self, key: str, do: str = "") -> ConfigError:
+    def _signature_error(self, problem: str, do: str = "") -> ConfigError:
+        """Return the error for a scorer that cannot be called, at the function's line.
+
+        Args:
+            problem: What is wrong, to follow the scorer's name.
+            do: Advice; "" for the general one.
+        """
         code = getattr(inspect.unwrap(self._function), "__code__", None)
         return ConfigError(
-            f"The scorer {self.name} {key}.",
+            f"The scorer {self.name} {problem}.",
             where=f"{code.co_filename}:{code.co_firstlineno}" if code is not None else self._key_name,
             expected=f"a function whose parameters are named {', '.join(ARGUMENTS)}, or that takes the answer and the "
             "reference answer by position",
@@ -179,4 +218,5 @@ def _scorer_agent(experiment: Experiment) -> dict[str, Any]:
 
 
 def _keyword_name(parameter: inspect.Parameter) -> str:
+    """Return the name to pass a parameter by, or "" if the parameter is positional only."""
     return "" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name

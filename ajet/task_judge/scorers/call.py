@@ -53,6 +53,7 @@ class ScorerCall:
 
         It is "" without a form, or if the workflow has extracted the answer already.
         """
+        # A workflow that extracts the answer itself writes the form's name into its output.
         if "answer_schema" in self.workflow_output.metadata:
             return ""
         return find_form_name(self.metadata, self.answer_schema)
@@ -106,7 +107,7 @@ VERL_PARAMETERS = ("data_source", "solution_str", REFERENCE, "extra_info")
 
 
 def read_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return a function's parameters; empty for C functions without a signature."""
+    """Return a function's parameters by name; {} for C functions without a signature."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -79,9 +79,17 @@ _REASON = re.compile(r"\s+(?:because|since|as|for|due|weil|porque|parce|car|denn
 
 
 def multiple_choice(model_answer: str, ground_truth: Any, metadata: dict[str, Any]) -> Verdict:
-    """1 for the right choice. The truth is a letter, the text of a choice, or its number from 0; the choices stand in
-    the row's `choices` or `options`: a list, a mapping of letters to texts, or {"label": […], "text": […]}. Raises
-    JudgeFailure where the truth is none of them."""
+    """Return a verdict with reward 1 if the answer names the right choice, else 0.
+
+    Args:
+        model_answer: The answer; it names a choice by its label or text.
+        ground_truth: The right choice: its letter, its text, or its number from 0.
+        metadata: The row. Its `choices` or `options` are a list, a mapping of letters to texts, or {"label": […],
+            "text": […]}. Without them, the letters A to J are choices.
+
+    Raises:
+        JudgeFailure: the ground truth is none of the choices.
+    """
     choices = _read_choices(metadata)
     correct = _correct_label(ground_truth, choices)
     label = find_named_choice(model_answer, choices)
@@ -92,17 +100,20 @@ def multiple_choice(model_answer: str, ground_truth: Any, metadata: dict[str, An
 
 def find_named_choice(answer: str, choices: Mapping[str, str]) -> str | None:
     """Return the label of the one choice that an answer names. None: no choice, or several."""
-    text = _MARKS.sub(lambda found: found[1] or "", answer[-LONGEST:].translate(_WIDE)).strip().lstrip("_")
+    text = _MARKS.sub(lambda mark: mark[1] or "", answer[-LONGEST:].translate(_WIDE)).strip().lstrip("_")
     labels = tuple(choices) or tuple(LETTERS)
-    read = _make_reader(labels)
-    if (alone := read.alone.fullmatch(text)) is not None:
-        return read.label(alone[1])
+    reader = _make_reader(labels)
+    if (label_only := reader.alone.fullmatch(text)) is not None:
+        return reader.label(label_only[1])
     if (label := _find_by_text(text, choices)) is not None:
         return label
-    for found in (read.find_announced(text), read.find_mentioned(text)):
-        named = {each.label if _agrees_with_text(each, text, choices) else None for each in found}
-        if named:
-            return next(iter(named)) if len(named) == 1 else None
+    for named_labels in (reader.find_announced(text), reader.find_mentioned(text)):
+        # A label whose following text is another choice's counts as None: the answer is ambiguous.
+        labels_named = {
+            named_label.label if _agrees_with_text(named_label, text, choices) else None for named_label in named_labels
+        }
+        if labels_named:
+            return next(iter(labels_named)) if len(labels_named) == 1 else None
     return _find_mentioned_text(text, choices)
 
 
@@ -119,9 +130,11 @@ class OptionMarks:
     """Labels that head an option in a text: `A) x`, `(B) y`, `C. z`."""
 
     def __init__(self, labels: Iterable[NamedLabel]) -> None:
+        """Index the labels, which are in the order of the text."""
         marks = list(labels)
         self._mark_starts = [mark.start for mark in marks]
         self._labels = [mark.label for mark in marks]
+        # For each mark, the index of the next mark with another label.
         self._next_change = list(range(1, len(marks) + 1))
         for index in reversed(range(len(marks) - 1)):
             if self._labels[index] == self._labels[index + 1]:
@@ -139,9 +152,15 @@ class LabelReader:
     """Finds where a text names the labels of choices."""
 
     def __init__(self, labels: Iterable[str]) -> None:
+        """Compile the patterns for a row's labels.
+
+        Args:
+            labels: The labels in the row's spelling, such as A to D.
+        """
         self._labels = {label.upper(): label for label in labels}
         capital = "|".join(map(re.escape, self._labels))
         either = "|".join(map(re.escape, [*self._labels, *(label.lower() for label in self._labels)]))
+        # A label is no part of a word, an abbreviation or a TeX command.
         start = r"(?<![A-Za-z0-9_À-ɏ'’\\.])"
         stop = r"(?![A-Za-z0-9_À-ɏ]|['’][A-Za-z])"
         bare = rf"{start}({capital}){stop}"
@@ -154,8 +173,10 @@ class LabelReader:
         self._is_right_pattern = re.compile(rf"{bare}\)?(?={_RIGHT})", re.ASCII)
 
     def find_announced(self, text: str) -> list[NamedLabel]:
-        """Return labels after "the answer is …", "I choose …", or before "… is correct"; only the last after
-        corrections."""
+        """Return labels after "the answer is …" or "I choose …", or before "… is correct", in order of the text.
+
+        Only labels after the last correction ("no, wait") count.
+        """
         marks = OptionMarks(
             self._build_label(match)
             for match in self._marked_pattern.finditer(text)
@@ -171,7 +192,7 @@ class LabelReader:
         return _drop_corrected(text, sorted(announced, key=lambda label: label.start))
 
     def find_mentioned(self, text: str) -> list[NamedLabel]:
-        """Return mentioned labels, except words of the sentence and denied labels."""
+        """Return mentioned labels, except denied or questioned ones, and capital letters that are words ("A", "I")."""
         mentioned = []
         for match in self._label_pattern.finditer(text):
             end = match.end()
@@ -183,26 +204,36 @@ class LabelReader:
         return _drop_corrected(text, mentioned)
 
     def _read_at(self, text: str, offset: int, marks: OptionMarks) -> list[NamedLabel]:
-        """Return the label named at a position, or [] if there is none or it is denied ("not B")."""
-        if (denied := _NOT.match(text, offset)) is not None:
-            other = self._final_pattern.match(text, denied.end())
-            but = _BUT.match(text, other.end()) if other else None
-            if but is None:
+        """Return the label named at an offset of the text, or [] if there is none or it is denied ("not B").
+
+        The label is None if several are named, such as in "A or B" or a list of options.
+        """
+        if (denial := _NOT.match(text, offset)) is not None:  # "not A, but B" names B
+            denied_label = self._final_pattern.match(text, denial.end())
+            contrast = _BUT.match(text, denied_label.end()) if denied_label else None
+            if contrast is None:
                 return []
-            offset = but.end()
+            offset = contrast.end()
         match = self._final_pattern.match(text, offset)
         if match is None or _QUESTION_MARK.match(text, match.end()) or _WRONG.match(text, match.end()):
             return []
         label: str | None = self._matched_label(match)
-        begins = not text[text.rfind("\n", 0, match.start()) + 1 : match.start()].strip(" (")
-        stop = text.find("\n\n" if begins else "\n", match.end())  # a list below "Answer:"
+        is_line_start = not text[text.rfind("\n", 0, match.start()) + 1 : match.start()].strip(" (")
+        # A label at the start of a line may head a list of options, which reaches to the next empty line.
+        line_end = text.find("\n\n" if is_line_start else "\n", match.end())
         is_listed = self._is_listed(text, match.end(), label)
-        if is_listed or marks.has_other(self._matched_label(match), match.end(), stop if stop >= 0 else len(text)):
+        if is_listed or marks.has_other(
+            self._matched_label(match), match.end(), line_end if line_end >= 0 else len(text)
+        ):
             label = None
         return [NamedLabel(label, match.start(), match.end())]
 
     def _is_listed(self, text: str, offset: int, label: str | None = None) -> bool:
-        """True if another label is named directly behind one."""
+        """Return True if the text at an offset goes on with another label, as in "A, B" or "A or B".
+
+        Args:
+            label: The label before the offset; its repetition does not count.
+        """
         between = _BETWEEN.match(text, offset)
         other = self._label_pattern.match(text, between.end() if between else offset)
         if between is None or other is None or self._matched_label(other) == label:
@@ -212,14 +243,16 @@ class LabelReader:
         )
 
     def _is_word(self, text: str, offset: int) -> bool:
-        """True if a word follows a capital letter, which may then be the article or the pronoun."""
+        """Return True if a capital letter before the offset may be an article or pronoun, since a word follows."""
         follows = self._prose_pattern.match(text, offset) is not None and not _REASON.match(text, offset)
         return follows and not self._is_listed(text, offset)
 
     def _build_label(self, match: re.Match[str]) -> NamedLabel:
+        """Return a pattern's match as a label in the row's spelling, with its place in the text."""
         return NamedLabel(self._matched_label(match), match.start(), match.end())
 
     def _matched_label(self, match: re.Match[str]) -> str:
+        """Return the label that a pattern's match names; its group is the only one with text."""
         return self.label(next(text for text in match.groups() if text))
 
     def label(self, text: str) -> str:
@@ -229,11 +262,12 @@ class LabelReader:
 
 @lru_cache(maxsize=64)
 def _make_reader(labels: tuple[str, ...]) -> LabelReader:
+    """Return the reader for these labels; its patterns are compiled once per set of labels."""
     return LabelReader(labels)
 
 
 def _drop_corrected(text: str, labels: list[NamedLabel]) -> list[NamedLabel]:
-    """Return the labels after the last correction."""
+    """Return the labels after the last correction, such as "no, wait", between two labels."""
     remaining: list[NamedLabel] = []
     for label in labels:
         if remaining and _CORRECTION.search(text, remaining[-1].stop, label.start):
@@ -243,13 +277,16 @@ def _drop_corrected(text: str, labels: list[NamedLabel]) -> list[NamedLabel]:
 
 
 def _denied_before(text: str, offset: int) -> bool:
+    """Return True if a negation such as "not" or "except" ends directly before an offset of the text."""
+    # A window of 40 characters bounds the time of the search.
     return _DENIED.search(text, max(0, offset - 40), offset) is not None
 
 
 def _agrees_with_text(named: NamedLabel, text: str, choices: Mapping[str, str]) -> bool:
-    """False if the text of another choice follows a label, or stands before one in brackets."""
+    """Return False if another choice's text follows the label, or precedes a label in brackets: `London (B)`."""
     if named.label is None:
         return False
+    # The longest adjacent text counts, since one choice's text may begin with another's.
     after = fold_text(text[named.stop : named.stop + 400].lstrip(" \t\n):.-–—,"))
     before = fold_text(text[max(named.start - 400, 0) : named.start]) if text[named.start] in "([" else ""
     texts = {label: fold_text(choice).rstrip(".") for label, choice in choices.items()}
@@ -259,11 +296,15 @@ def _agrees_with_text(named: NamedLabel, text: str, choices: Mapping[str, str]) 
 
 
 def _has_prefix(words: str, text: str) -> bool:
+    """Return True if `words` begins with `text`, and the text ends at a word's end."""
     return words.startswith(text) and not words[len(text) : len(text) + 1].isalnum()
 
 
 def _find_mentioned_text(text: str, choices: Mapping[str, str]) -> str | None:
-    """Return the only choice whose text appears in the answer without being denied."""
+    """Return the label of the only choice whose text appears in the answer without being denied, else None.
+
+    A choice whose text is part of another mentioned choice's text does not count.
+    """
     affirmed = fold_text(_DENIED_PART.sub(" ", text))
     mentioned = {label: fold_text(choice).rstrip(".") for label, choice in choices.items() if choice.strip()}
     mentioned = {label: choice for label, choice in mentioned.items() if choice and contains(affirmed, choice)[1]}
@@ -273,12 +314,14 @@ def _find_mentioned_text(text: str, choices: Mapping[str, str]) -> str | None:
 
 
 def _find_by_text(text: str, choices: Mapping[str, str]) -> str | None:
+    """Return the label of the only choice whose text is the complete answer, apart from case and white space."""
     folded = fold_text(text).rstrip(".!")
     labels = [label for label, choice in choices.items() if folded and fold_text(choice).rstrip(".!") == folded]
     return labels[0] if len(labels) == 1 else None
 
 
 def _read_choices(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return the row's choices as texts by label: A, B, … for a list; {} without choices."""
     choices = metadata.get("choices", metadata.get("options"))
     if isinstance(choices, Mapping) and isinstance(choices.get("text"), list):
         labels = choices.get("label") or string.ascii_uppercase
@@ -291,6 +334,11 @@ def _read_choices(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _correct_label(truth: Any, choices: Mapping[str, str]) -> str:
+    """Return the label of the right choice from its number (from 0), text or letter.
+
+    Raises:
+        JudgeFailure: the row's answer is none of its choices.
+    """
     labels = [*choices] or [*LETTERS]
     if isinstance(truth, int) and not isinstance(truth, bool) and 0 <= truth < len(labels):
         return labels[truth]

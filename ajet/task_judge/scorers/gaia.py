@@ -20,8 +20,11 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def question_scorer(model_answer: str | None, ground_truth: str | None) -> bool:
-    """Whether an answer is right: numbers as numbers, lists piece by piece in their order, all else without white space
-    and case (a text that is no list without punctuation, too)."""
+    """Return True if an answer is right by the rules of the GAIA leaderboard; the reference selects the rule.
+
+    Numbers are compared by value, lists piece by piece in order, and other texts without white space, case and
+    punctuation.
+    """
     if model_answer is None or ground_truth is None or not ground_truth.strip():
         return False
     if _parse_float(ground_truth) is not None:
@@ -35,22 +38,32 @@ def question_scorer(model_answer: str | None, ground_truth: str | None) -> bool:
 
 
 def gaia(solution_str: str, reply: str, ground_truth: Any) -> tuple[float, bool]:
-    """The scorer: what stands in the first <answer> tags outside of thinking, or without any, where the answer
-    stands."""
+    """Return (1.0, True) if the answer is right by the rules of the GAIA leaderboard, else (0.0, False).
+
+    Args:
+        solution_str: The complete answer text. The content of its first <answer> tags outside of reasoning is the
+            answer.
+        reply: The answer without such tags.
+        ground_truth: The right answer.
+    """
     answer = tagged_answer(solution_str, first=True)
-    right = question_scorer(reply if answer is None else answer, answer_text(ground_truth))
-    return float(right), right
+    is_right = question_scorer(reply if answer is None else answer, answer_text(ground_truth))
+    return float(is_right), is_right
 
 
 def gaia_reward_func(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any] | None = None
 ) -> float:
-    """Return 1.0 if the first <answer> is right, else 0.0: AWorld's reward function for verl."""
+    """Return 1.0 if the content of the first <answer> tags is right, else 0.0: AWorld's reward function for verl.
+
+    The parameters are those of verl's reward functions; `data_source` and `extra_info` are not used.
+    """
     match = _TAGGED.search(solution_str or "")
     return float(match is not None and question_scorer(match[1].strip(), answer_text(ground_truth)))
 
 
 def _same_piece(answer: str, expected: str) -> bool:
+    """Return True if a piece of a list is right: compared as numbers if the expected piece is one, else as text."""
     return (
         _same_number(answer, expected)
         if _parse_float(expected) is not None
@@ -59,10 +72,12 @@ def _same_piece(answer: str, expected: str) -> bool:
 
 
 def _same_number(answer: str, expected: str) -> bool:
+    """Return True if a text without `$`, `%` and `,` has the expected value. A text that is no number is wrong."""
     return _parse_float(answer.translate(_SIGNS)) == _parse_float(expected)
 
 
 def _parse_float(text: str) -> float | None:
+    """Return the text's value as Python reads floats, or None if the text is no float."""
     try:
         return float(text)
     except ValueError:
@@ -70,7 +85,7 @@ def _parse_float(text: str) -> float | None:
 
 
 def fold_punctuation(text: str) -> str:
-    """`plain`, and without ASCII punctuation."""
+    """Return the text in lower case without white space and ASCII punctuation."""
     return fold_spaces(text).translate(_PUNCTUATION)
 
 

@@ -22,6 +22,7 @@ class JsonSchemaScorer:
     """Scores 1 if the reply, or its only fenced block, is JSON valid under `schema`, else under the row's schema."""
 
     def __init__(self, config: Any, schema: Any = None) -> None:
+        """Check the schema, a mapping or JSON text. Raises ConfigError for an invalid one."""
         self._schema = _parse_schema(schema)
         problem = None if self._schema is None else find_schema_problem(self._schema)
         if schema is not None and (self._schema is None or problem is not None):
@@ -36,12 +37,15 @@ class JsonSchemaScorer:
             if row_schema is None:
                 return Verdict(None, None, "no score: neither the scorer's arguments nor the row contain a schema")
             schema = _parse_schema(row_schema)
-            problem = "the schema is not a mapping" if schema is None else find_schema_problem(schema)
-            if schema is None or problem is not None:
-                raise JudgeFailure(f"the row's schema is invalid: {problem}")
-        fenced = read_fenced_blocks(reply, lambda text: find_reply_problem(text, {}) is None)
-        why = find_reply_problem(fenced[0].content if len(fenced) == 1 else reply.strip(), schema)
-        return Verdict(float(why is None), why is None, why or "the answer matches the schema")
+            schema_problem = "the schema is not a mapping" if schema is None else find_schema_problem(schema)
+            if schema is None or schema_problem is not None:
+                raise JudgeFailure(f"the row's schema is invalid: {schema_problem}")
+        # Fenced blocks that are JSON; a reply with several or none is read as a whole.
+        json_blocks = read_fenced_blocks(reply, lambda text: find_reply_problem(text, {}) is None)
+        reply_problem = find_reply_problem(json_blocks[0].content if len(json_blocks) == 1 else reply.strip(), schema)
+        return Verdict(
+            float(reply_problem is None), reply_problem is None, reply_problem or "the answer matches the schema"
+        )
 
 
 def _parse_schema(schema: Any) -> Mapping[str, Any] | None:

@@ -48,9 +48,11 @@ class ScorerJudge:
         Raises:
             UserError: a ConfigError, an UnresolvedReferenceError, or an error of a scorer's constructor.
         """
-        judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
+        judge, workflow_reference = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
         self._experiment, self._schema = experiment, judge.answer_schema
-        self._other_references = (workflow,) if isinstance(workflow, str) and is_reference(workflow) else ()
+        self._other_references = (
+            (workflow_reference,) if isinstance(workflow_reference, str) and is_reference(workflow_reference) else ()
+        )
         self._is_strict, self._readers_own = bool(readers_own), readers_own
         self._by_name: dict[str, ScorerPanel] = {}
         self._unknown_names: set[str] = set()
@@ -64,12 +66,12 @@ class ScorerJudge:
         if judge.scorer:
             configured, key = [(judge.scorer, 1.0, {})], named_by
         self._default_panel = self._make_panel(configured, key) if configured else None
-        usual = self._default_panel.name if self._default_panel else readers_own
-        later = [f"{panel.name} from step {stage.from_step}" for stage, panel in self._stages]
-        self.said = "scorer " + "; ".join([each for each in [usual] if each] + later)
+        default_name = self._default_panel.name if self._default_panel else readers_own
+        stage_names = [f"{panel.name} from step {stage.from_step}" for stage, panel in self._stages]
+        self.said = "scorer " + "; ".join([name for name in [default_name] if name] + stage_names)
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
-        """Return the verdict of the scorers selected for this attempt.
+        """Return the verdict of the scorers selected for this attempt; without a scorer, a verdict without reward.
 
         Raises:
             JudgeFailure: a scorer failed.
@@ -98,26 +100,34 @@ class ScorerJudge:
                 )
 
     def let_go(self) -> None:
+        """Close the connections and processes of all opened scorers."""
         with self._lock:
             panels = [panel for _, panel in self._stages] + [*self._by_name.values()]
         for panel in [*panels, *([self._default_panel] if self._default_panel is not None else [])]:
             panel.let_go()
 
     def _choose_panel(self, workflow_task: WorkflowTask) -> ScorerPanel | None:
-        """Return the scorers of a task: of the curriculum stage, else of the row, else the configured default."""
+        """Return the scorers of a task: of the last matching stage, else of the row, else the configured default.
+
+        Without these, it is the task reader's own scorer, or None. Raises JudgeFailure for an unknown scorer.
+        """
         metadata = workflow_task.task.metadata
         tags = tags_of(metadata)
         for stage, panel in reversed(self._stages):
             if workflow_task.step >= stage.from_step and (stage.tag is None or stage.tag in tags):
                 return panel
         scorer_name = metadata.get("scorer")
-        if isinstance(scorer_name, str) and scorer_name and (of_row := self._row_panel(scorer_name)) is not None:
-            return of_row
+        if isinstance(scorer_name, str) and scorer_name and (row_panel := self._row_panel(scorer_name)) is not None:
+            return row_panel
         if self._default_panel is not None or not self._readers_own:
             return self._default_panel
         return self._named_panel(self._readers_own, "ajet.task_reader.type")
 
     def _row_panel(self, named: str) -> ScorerPanel | None:
+        """Return the scorer that a row names, or None (logged once) if the name is unknown.
+
+        If the task reader has its own scorer, its rows' `scorer` fields name scorers: an unknown one is a JudgeFailure.
+        """
         if self._is_strict or named in self._by_name:
             return self._named_panel(named, "the row's scorer")
         if named in self._unknown_names:
@@ -131,23 +141,38 @@ class ScorerJudge:
         return None
 
     def _named_panel(self, named: str, key: str) -> ScorerPanel:
+        """Return the panel of one scorer, opened on the first use of its name.
+
+        Args:
+            named: Name of a scorer, from a row or a task reader.
+            key: Where the name stands, for errors.
+
+        Raises:
+            JudgeFailure: the name is unknown or a reference to code.
+        """
         with self._lock:
             if named not in self._by_name:
                 if is_reference(named):
                     raise JudgeFailure(f"{key} is {named!r:.80}; a row cannot refer to code")
                 try:
                     self._by_name[named] = self._make_panel([(named, 1.0, {})], key)
-                except UserError as problem:
-                    raise JudgeFailure(f"{problem.what} ({key}) {problem.do}".strip()) from problem
+                except UserError as error:
+                    raise JudgeFailure(f"{error.what} ({key}) {error.do}".strip()) from error
             return self._by_name[named]
 
     def _make_panel(self, wanted_scorers: Sequence[Wanted], key: str) -> ScorerPanel:
-        count: Counter[str] = Counter()
+        """Open scorers and return them as a panel. A name that appears again gets a number: `exact`, `exact_2`.
+
+        Args:
+            wanted_scorers: (name or reference, weight, arguments) of each scorer.
+            key: Configuration key of the scorers, for errors.
+        """
+        label_counts: Counter[str] = Counter()
         members = []
         for scorer_name, weight, arguments in wanted_scorers:
             label = parse_reference(scorer_name, key=key).name if is_reference(scorer_name) else scorer_name
-            count[label] += 1
-            label = label if count[label] == 1 else f"{label}_{count[label]}"
+            label_counts[label] += 1
+            label = label if label_counts[label] == 1 else f"{label}_{label_counts[label]}"
             scorer = find_scorer(
                 scorer_name, base=self._experiment.base, key=key, user_references=self._other_references
             )
@@ -156,7 +181,11 @@ class ScorerJudge:
 
 
 def open_scorers(experiment: Experiment) -> ScorerJudge | None:
-    """Return the configured scorers or the task reader's; None without either. Raises UserError."""
+    """Return the judge of the configured scorers or of the task reader's own scorer; None without either.
+
+    Raises:
+        UserError: settings exclude each other, or a scorer cannot be opened.
+    """
     judge = experiment.ajet.task_judge
     reader = find_part("reader", experiment.ajet.task_reader.type)
     is_configured = bool(judge.scorer or judge.scorers or judge.stages)
@@ -200,41 +229,53 @@ class ScorerPanel:
         verdicts = await asyncio.gather(*(_score_member(member, call) for member in self._members))
         parts: dict[str, float | None] = {}
         for member, verdict in zip(self._members, verdicts, strict=True):
-            alone = len(self._members) == 1
+            is_only_scorer = len(self._members) == 1
             parts |= {member.scorer.name: verdict.reward}
-            parts |= {name if alone else f"{member.scorer.name}/{name}": part for name, part in verdict.parts.items()}
+            # With several scorers, the parts of one get its name as a prefix.
+            parts |= {
+                name if is_only_scorer else f"{member.scorer.name}/{name}": part for name, part in verdict.parts.items()
+            }
         if len(verdicts) == 1 and self._members[0].weight == 1:
             return replace(verdicts[0], scorer=self.name, parts=parts)
-        counted = [
+        weighted_verdicts = [
             (member.weight, verdict) for member, verdict in zip(self._members, verdicts, strict=True) if member.weight
         ]
-        undecided = not counted or any(verdict.reward is None for _, verdict in counted)
-        reward = None if undecided else sum(weight * (verdict.reward or 0.0) for weight, verdict in counted)
+        is_undecided = not weighted_verdicts or any(verdict.reward is None for _, verdict in weighted_verdicts)
+        reward = (
+            None if is_undecided else sum(weight * (verdict.reward or 0.0) for weight, verdict in weighted_verdicts)
+        )
         process = tuple(
             part.model_copy(update={"reward": part.reward * weight})
-            for weight, verdict in counted
+            for weight, verdict in weighted_verdicts
             for part in verdict.process
         )
-        success = _combine_success([each.success for _, each in counted])
+        success = _combine_success([member_verdict.success for _, member_verdict in weighted_verdicts])
         verdict = Verdict(
             reward, success, self._explain_scores(verdicts), process=process, scorer=self.name, parts=parts
         )
-        lengths = {len(each.turns) for _, each in counted}
-        if not undecided and len(lengths) == 1:
-            turns = zip(*([weight * turn for turn in each.turns] for weight, each in counted), strict=True)
+        turn_counts = {len(member_verdict.turns) for _, member_verdict in weighted_verdicts}
+        if not is_undecided and len(turn_counts) == 1:
+            turns = zip(
+                *([weight * turn for turn in member_verdict.turns] for weight, member_verdict in weighted_verdicts),
+                strict=True,
+            )
             verdict.turns = tuple(map(sum, turns))
-        several = sum(bool(each.metrics or each.details) for each in verdicts) > 1
-        for member, each in zip(self._members, verdicts, strict=True):
-            before = f"{member.scorer.name}/" if several else ""
-            verdict.metrics |= {f"{before}{name}": value for name, value in each.metrics.items()}
-            verdict.details |= {f"{before}{name}": value for name, value in each.details.items()}
+        has_several_reports = (
+            sum(bool(member_verdict.metrics or member_verdict.details) for member_verdict in verdicts) > 1
+        )
+        for member, member_verdict in zip(self._members, verdicts, strict=True):
+            prefix = f"{member.scorer.name}/" if has_several_reports else ""
+            verdict.metrics |= {f"{prefix}{name}": value for name, value in member_verdict.metrics.items()}
+            verdict.details |= {f"{prefix}{name}": value for name, value in member_verdict.details.items()}
         return check_verdict(verdict, f"the score of {self.name}")
 
     def let_go(self) -> None:
+        """Close the connections and processes of the panel's scorers."""
         for member in self._members:
             member.scorer.let_go()
 
     def _explain_scores(self, verdicts: Sequence[Verdict]) -> str:
+        """Return the name, score and reason of each scorer as one text."""
         parts = []
         for member, verdict in zip(self._members, verdicts, strict=True):
             score = "no score" if verdict.reward is None else f"{verdict.reward:g}"
@@ -244,12 +285,13 @@ class ScorerPanel:
 
 
 async def _score_member(member: ScorerMember, call: ScorerCall) -> Verdict:
+    """Return a scorer's verdict. A scorer of weight 0 only records its score, so its failure gives no score."""
     try:
         return await member.scorer.score(call)
-    except (BoundaryError, UserError) as problem:
+    except (BoundaryError, UserError) as error:
         if member.weight:
             raise
-        return Verdict(None, None, f"failed: {problem}")
+        return Verdict(None, None, f"failed: {error}")
 
 
 def _combine_success(successes: Sequence[bool | None]) -> bool | None:

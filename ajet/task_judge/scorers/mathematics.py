@@ -19,5 +19,5 @@ class MathScorer:
         require_math_verify()
 
     def __call__(self, model_answer: str, ground_truth: Any) -> Verdict:
-        """Return 1 for equal values, else 0. Raises JudgeFailure if no comparison is possible."""
+        """Return a verdict with reward 1 for equal values, else 0. Raises JudgeFailure if no comparison is possible."""
         return compare_answers(model_answer, extract_reference(ground_truth))

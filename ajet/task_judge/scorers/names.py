@@ -29,11 +29,11 @@ def scorer(name: str) -> Callable[[F], F]:
     A later registration replaces an earlier one of the same name. Parameter names are listed in `call.ARGUMENTS`.
     """
 
-    def keep(function: F) -> F:
+    def register(function: F) -> F:
         _registered[name] = function
         return function
 
-    return keep
+    return register
 
 
 class MCPScorerFactory:
@@ -49,7 +49,7 @@ class MCPScorerFactory:
 
     @staticmethod
     def register_scorer(name: str, scorer_func: Any = None) -> Any:
-        """`@MCPScorerFactory.register_scorer(name)`, or with the function as the second argument."""
+        """Return a decorator that registers a scorer; with a function as the second argument, register the function."""
         return scorer(name) if scorer_func is None else scorer(name)(scorer_func)
 
 
@@ -59,35 +59,45 @@ def list_scorers() -> list[str]:
 
 
 def find_scorer(named: str, *, base: Path, key: str, user_references: tuple[str, ...] = ()) -> Any:
-    """Return the scorer of a name or reference. Raises ConfigError, UnresolvedReferenceError.
+    """Return the function or class of a scorer.
 
     Args:
-        key: key or field with the name.
+        named: Name of a scorer, or a reference such as `scorer.py->my_scorer`.
+        base: Folder of relative references.
+        key: Key or field that contains the name, for errors.
         user_references: references to user code that may register the scorer, imported for names that are not built in.
+
+    Raises:
+        ConfigError: the name is unknown.
+        UnresolvedReferenceError: the reference names nothing.
     """
     if is_reference(named):
         return resolve_reference(named, base=base, key=key)
-    part = find_part("scorer", _OLDER.get(named, named))
-    if part is None:
+    plugin_part = find_part("scorer", _OLDER.get(named, named))
+    if plugin_part is None:
         for reference in user_references:
             resolve_reference(reference, base=base, key="ajet.rollout.user_workflow")
     if named in _registered:
         return _registered[named]
-    if part is not None:
-        return load_code(part.code)
-    similar = get_close_matches(named, list_scorers(), 1)
+    if plugin_part is not None:
+        return load_code(plugin_part.code)
+    similar_names = get_close_matches(named, list_scorers(), 1)
     raise ConfigError(
         f"There is no scorer named {named}.",
         where=key,
         expected=f"one of {', '.join(list_scorers())}, or a reference such as scorer.py->my_scorer",
-        do=f"did you mean {similar[0]}?"
-        if similar
+        do=f"did you mean {similar_names[0]}?"
+        if similar_names
         else 'register the scorer with @scorer("NAME") in the file of the workflow',
     )
 
 
 def is_scorer(named: str, *, base: Path, user_references: tuple[str, ...] = ()) -> bool:
-    """True for the name of a scorer; False for a reference."""
+    """Return True for the name of a known scorer; False for a reference and an unknown name.
+
+    Args:
+        user_references: References to user code that may register the scorer.
+    """
     if is_reference(named):
         return False
     try:

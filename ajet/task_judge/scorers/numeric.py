@@ -89,9 +89,19 @@ def numeric(
     relative: float = 0.0,
     units: Literal["convert", "ignore", "required"] = "convert",
 ) -> Verdict:
-    """1 where the answer is within `tolerance`, or within the share `relative` of the truth. units: `convert` (another
-    unit of the same kind is converted, one may be left out, but for percent), `required` (an answer without the
-    truth's unit is wrong), `ignore`. Raises JudgeFailure where the truth is no number."""
+    """Return a verdict with reward 1 if the answer's number is near enough to the reference, else 0.
+
+    Args:
+        model_answer: The answer, which must state exactly one number.
+        ground_truth: The reference, with or without a unit.
+        tolerance: Allowed absolute difference, in the reference's unit.
+        relative: Allowed difference as a share of the reference. The larger limit counts.
+        units: `convert`: another unit of the same kind is converted, and one side may omit its unit, except percent;
+            `required`: an answer without the reference's unit is wrong; `ignore`: units do not count.
+
+    Raises:
+        JudgeFailure: the reference is no number, or `units` has another value.
+    """
     if units not in ("convert", "ignore", "required"):
         raise JudgeFailure(f"the scorer numeric: units is {units!r}; it must be convert, ignore or required")
     true_number = parse_number(normalize_math(hash_answer(ground_truth) or answer_text(ground_truth)))
@@ -104,67 +114,80 @@ def numeric(
         return Verdict(0.0, False, "the answer has no unit")
     value = answer_number.value if units == "ignore" else convert_to_unit(answer_number, true_number)
     if value is None:
-        units_of = " and ".join(" ".join(each.unit) or "none" for each in (answer_number, true_number))
+        units_of = " and ".join(" ".join(number.unit) or "none" for number in (answer_number, true_number))
         return Verdict(0.0, False, f"the units do not agree: {units_of}")
     distance = abs(value - true_number.value)
-    right = distance <= max(Fraction(tolerance), Fraction(relative) * abs(true_number.value))
+    is_right = distance <= max(Fraction(tolerance), Fraction(relative) * abs(true_number.value))
     return Verdict(
-        float(right), right, f"the answer is {_format_value(value)}, but {_format_value(true_number.value)} is right"
+        float(is_right),
+        is_right,
+        f"the answer is {_format_value(value)}, but {_format_value(true_number.value)} is right",
     )
 
 
 def _format_value(value: Fraction) -> str:
+    """Return a value as a decimal with 6 significant digits."""
     return f"{Decimal(value.numerator) / Decimal(value.denominator):.6g}"
 
 
 def find_stated_number(answer: str) -> StatedNumber | None:
-    """Return the only number stated in an answer; None for no number or several."""
+    """Return the only number stated in an answer; None for no number, several different ones, or a computation.
+
+    Bounds, ranges, dates and denied numbers give None, too.
+    """
     text = _TAG.sub("", answer.translate(_WIDE)).strip()
-    if len(text) > LONGEST or any(each.search(text) for each in (_DENIED, _BOUND, _DATE, _RANGE, _COMPUTED_IN_WORDS)):
+    if len(text) > LONGEST or any(
+        pattern.search(text) for pattern in (_DENIED, _BOUND, _DATE, _RANGE, _COMPUTED_IN_WORDS)
+    ):
         return None
-    complete = parse_number(normalize_math(text))
-    if complete is not None:
-        return None if _is_factor_unread(complete) else complete
+    complete_number = parse_number(normalize_math(text))
+    if complete_number is not None:
+        return None if _is_factor_unread(complete_number) else complete_number
     if _COMPUTED.search(_AFTER_DIGIT_POWER.sub("", text)):
         return None
-    stated: StatedNumber | None = None
+    first_number: StatedNumber | None = None
     position = 0
-    while (each := _VALUE.search(text, position)) is not None:
-        position = each.end("number")
-        if not each["money"] and _NAME_LETTER.match(text[each.start() - 1 : each.start()]):
+    while (match := _VALUE.search(text, position)) is not None:
+        position = match.end("number")
+        if not match["money"] and _NAME_LETTER.match(text[match.start() - 1 : match.start()]):
             continue  # the number is part of a name such as x1
-        value = _read_value(text, each)
-        if value is None:
+        number = _read_value(text, match)
+        if number is None:
             return None
-        stated = stated or value
-        if value.value != stated.value:
+        first_number = first_number or number
+        if number.value != first_number.value:
             return None
-    return stated
+    return first_number
 
 
 def _read_value(text: str, match: re.Match[str]) -> StatedNumber | None:
     """Return a number of a sentence with its unit; None if the value is ambiguous."""
     start, stop = match.start(), match.end("number")
     if text[start - 1 : start] in tuple("\\^.,/#") or _GOES_ON.match(text, stop):
-        return None
+        return None  # part of an expression, a TeX command or a longer number
     sign = "-" if (match["sign"] or "").strip().lower() in ("-", "minus", "negative") else ""
-    value = parse_number(normalize_math(f"{sign}{match['number']}"))
+    bare_number = parse_number(normalize_math(f"{sign}{match['number']}"))
     unit = match["unit"] or ""
-    full = (
+    number_with_unit = (
         parse_number(normalize_math(f"{sign}{match['money'] or ''}{match['number']}{unit}"))
         if unit or match["money"]
-        else value
+        else bare_number
     )
-    if full is not None and unit and _FACTOR.match(unit) and _is_factor_unread(full):
+    if number_with_unit is not None and unit and _FACTOR.match(unit) and _is_factor_unread(number_with_unit):
         return None
-    if full is None and unit and not unit[0].isspace():
+    if number_with_unit is None and unit and not unit[0].isspace():
         return None  # letters that are no unit: 5x
-    if _FACTOR.match(text, stop) and (full is None or value is None or full.value == value.value and not full.unit):
+    if _FACTOR.match(text, stop) and (
+        number_with_unit is None
+        or bare_number is None
+        or number_with_unit.value == bare_number.value
+        and not number_with_unit.unit
+    ):
         return None
-    return full or value
+    return number_with_unit or bare_number
 
 
 def _is_factor_unread(read: StatedNumber) -> bool:
-    """True if a word such as "million" was taken for a unit."""
+    """Return True if a word that multiplies, such as "million", was parsed as a unit of the number."""
     words = {word for word in read.unit if len(word) > 1}
     return bool(words) and any(_FACTOR.fullmatch(f" {word}") for word in words)

@@ -32,17 +32,19 @@ PATTERN_SECONDS = 1.0
 
 def fold_width(text: str) -> str:
     """Return composed letters of one width: `é` for `e` and its accent, `A` for `Ａ`, `パ` for `ﾊﾟ`."""
-    return unicodedata.normalize("NFC", _WIDE.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text))
+    return unicodedata.normalize("NFC", _WIDE.sub(lambda wide: unicodedata.normalize("NFKC", wide[0]), text))
 
 
 def fold_text(text: str) -> str:
-    """Fold white space, case and width; ligatures stay single letters."""
-    folded = "".join(each if len(each := letter.casefold()) == 1 else letter.lower() for letter in fold_width(text))
+    """Return the text in lower case, with single blanks and letters of one width; ligatures stay single letters."""
+    folded = "".join(
+        folded_letter if len(folded_letter := letter.casefold()) == 1 else letter.lower() for letter in fold_width(text)
+    )
     return " ".join(folded.split())
 
 
 def squad(text: str) -> str:
-    """Normalize text as SQuAD and HotpotQA do: lower case, without punctuation, articles and extra white space.
+    """Return the text as SQuAD and HotpotQA normalize it: lower case, no punctuation, articles and extra white space.
 
     A text that would become empty is only folded, so "a" differs from "the".
     """
@@ -58,36 +60,48 @@ _NORMALISED: dict[str, Callable[[str], str]] = {"plain": fold_text, "squad": squ
 
 
 def read_truths(ground_truth: Any) -> list[str]:
-    """Return the alternative reference texts."""
-    several = isinstance(ground_truth, (list, tuple)) and not all(isinstance(each, dict) for each in ground_truth)
-    return [answer_text(each) for each in ground_truth] if several else [answer_text(ground_truth)]
+    """Return the alternative reference texts of a row's answer: the entries of a list, else the answer alone.
+
+    A list of dicts is one text in content blocks.
+    """
+    has_several = isinstance(ground_truth, (list, tuple)) and not all(isinstance(truth, dict) for truth in ground_truth)
+    return [answer_text(truth) for truth in ground_truth] if has_several else [answer_text(ground_truth)]
 
 
 def exact(model_answer: str, ground_truth: Any, normalize: str = "plain") -> tuple[float, bool]:
-    """1 where they are equal. normalize: `plain` (case of letters and white space do not count), `squad` (nor do
-    punctuation and articles), `none` (white space at both ends only)."""
+    """Return (1.0, True) if the answer equals one of the references, else (0.0, False).
+
+    Args:
+        normalize: `plain`: case and white space do not count; `squad`: nor do punctuation and articles; `none`: only
+            white space at both ends does not count.
+
+    Raises:
+        JudgeFailure: `normalize` has another value.
+    """
     if normalize not in _NORMALISED:
         raise JudgeFailure(f"the scorer exact: normalize is {normalize!r}; it must be one of {', '.join(_NORMALISED)}")
-    normalise = _NORMALISED[normalize]
-    right = normalise(model_answer) in {normalise(truth) for truth in read_truths(ground_truth)}
-    return float(right), right
+    normalizer = _NORMALISED[normalize]
+    is_right = normalizer(model_answer) in {normalizer(truth) for truth in read_truths(ground_truth)}
+    return float(is_right), is_right
 
 
 def f1(model_answer: str, ground_truth: Any) -> tuple[float, bool]:
-    """Return the harmonic mean of precision and recall over words (SQuAD, arXiv 1606.05250, section 6.1), the best over
-    references.
+    """Return (F1 score, success) of an answer: the harmonic mean of precision and recall over words.
 
-    Success needs equal texts. In scripts without spaces each letter is a word (CMRC 2018).
+    The best score over the references counts (SQuAD, arXiv 1606.05250, section 6.1). Success needs equal texts. In
+    scripts without spaces each letter is a word (CMRC 2018).
     """
-    best = max(_word_f1(_split_words(model_answer), _split_words(truth)) for truth in read_truths(ground_truth))
-    return best, best == 1.0 and exact(model_answer, ground_truth, "squad")[1]
+    best_score = max(_word_f1(_split_words(model_answer), _split_words(truth)) for truth in read_truths(ground_truth))
+    return best_score, best_score == 1.0 and exact(model_answer, ground_truth, "squad")[1]
 
 
 def _split_words(text: str) -> list[str]:
+    """Return the words of a text normalized as by SQuAD; in scripts without spaces each letter is a word."""
     return _UNSPACED.sub(r" \g<0> ", squad(text)).split()
 
 
 def _word_f1(answer: list[str], expected: list[str]) -> float:
+    """Return the F1 score of the words that an answer shares with the expected words, counted with repetition."""
     common = sum((Counter(answer) & Counter(expected)).values())
     return 2 * common / (len(answer) + len(expected)) if common else 0.0
 
@@ -95,27 +109,30 @@ def _word_f1(answer: list[str], expected: list[str]) -> float:
 def contains(
     reply: str, ground_truth: Any, all: bool = False, ignore_case: bool = True, whole_words: bool = True
 ) -> tuple[float, bool]:
-    """Return 1 if the reply contains the reference, by default as complete words: "incorrect" does not contain
-    "correct", nor "3.14" "3".
+    """Return (1.0, True) if the reply contains a reference, else (0.0, False).
 
     Args:
-        all: require every reference instead of any.
+        all: True to require every reference instead of any.
+        ignore_case: False to require equal case.
+        whole_words: True to require complete words: "incorrect" does not contain "correct", nor "3.14" "3".
     """
-    text, *parts = (
-        fold_text(each) if ignore_case else " ".join(fold_width(each).split())
-        for each in (reply, *read_truths(ground_truth))
+    text, *references = (
+        fold_text(original) if ignore_case else " ".join(fold_width(original).split())
+        for original in (reply, *read_truths(ground_truth))
     )
-    are_contained = [bool(part) and _stands_in(part, text, whole_words) for part in parts]
-    right = False not in are_contained if all else any(are_contained)
-    return float(right), right
+    are_contained = [bool(reference) and _stands_in(reference, text, whole_words) for reference in references]
+    is_right = False not in are_contained if all else any(are_contained)
+    return float(is_right), is_right
 
 
 def _stands_in(expected: str, text: str, whole_words: bool) -> bool:
+    """Return True if a text contains the expected one, on request only as complete words and numbers."""
     if not whole_words:
         return expected in text
     position = text.find(expected)
     while position >= 0:
         end = position + len(expected)
+        # Both from the match outwards, so the text before is reversed.
         before, after = text[max(position - 2, 0) : position][::-1], text[end : end + 2]
         is_negative = expected[0].isdigit() and _MINUS.match(before)
         if not is_negative and not _is_continued(before, expected[0]) and not _is_continued(after, expected[-1]):
@@ -125,20 +142,28 @@ def _stands_in(expected: str, text: str, whole_words: bool) -> bool:
 
 
 def _is_continued(rest: str, edge: str) -> bool:
-    """True if the word or number ending with `edge` continues in `rest`, two letters in reading direction."""
+    """Return True if a word or number goes on beyond a match.
+
+    Args:
+        rest: At most two letters next to the match, the nearest first.
+        edge: The match's letter next to `rest`.
+    """
     if not rest:
         return False
     if edge.isdigit() and _IN_NUMBER.match(rest) and rest[1:2].isdigit():
         return True
-    joins = rest[0].isalnum() or unicodedata.category(rest[0]).startswith("M")
-    return joins and edge.isalnum() and not _UNSPACED.match(rest[0]) and not _UNSPACED.match(edge)
+    is_letter = rest[0].isalnum() or unicodedata.category(rest[0]).startswith("M")
+    return is_letter and edge.isalnum() and not _UNSPACED.match(rest[0]) and not _UNSPACED.match(edge)
 
 
 class RegexScorer:
-    """1 where the reply matches `pattern`, or without one the row's answer, read as a pattern. full: all of the answer
-    has to, not some part of the reply."""
+    """Scores 1 if the reply matches a regular expression: `pattern`, or without it the row's answer.
+
+    With `full`, the complete extracted answer must match instead of a part of the reply.
+    """
 
     def __init__(self, config: Any, pattern: str | None = None, full: bool = False, ignore_case: bool = False) -> None:
+        """Compile the pattern. Raises ConfigError for an invalid one."""
         import regex
 
         self._flags = regex.IGNORECASE if ignore_case else 0
@@ -146,13 +171,18 @@ class RegexScorer:
         if pattern is not None:
             try:
                 self._pattern = regex.compile(pattern, self._flags)
-            except regex.error as problem:
-                raise ConfigError(f"The scorer regex: {pattern!r} is not a valid pattern: {problem}.",
-                                  where="ajet.task_judge.scorers") from problem  # fmt: skip
+            except regex.error as error:
+                raise ConfigError(f"The scorer regex: {pattern!r} is not a valid pattern: {error}.",
+                                  where="ajet.task_judge.scorers") from error  # fmt: skip
 
     def __call__(self, reply: str, model_answer: str, ground_truth: Any = None) -> tuple[float, bool] | None:
-        """Return the score of a reply; None without a pattern. Raises JudgeFailure for an invalid pattern in the
-        row."""
+        """Return (1.0, True) for a match, else (0.0, False); None without a pattern in the settings and the row.
+
+        A match that takes longer than PATTERN_SECONDS fails.
+
+        Raises:
+            JudgeFailure: the row's pattern is invalid.
+        """
         import regex
 
         pattern = self._pattern
@@ -161,8 +191,8 @@ class RegexScorer:
                 return None
             try:
                 pattern = regex.compile(answer_text(ground_truth), self._flags)
-            except regex.error as problem:
-                raise JudgeFailure(f"the row's answer is not a valid pattern: {problem}") from problem
+            except regex.error as error:
+                raise JudgeFailure(f"the row's answer is not a valid pattern: {error}") from error
         try:
             match = (
                 pattern.fullmatch(model_answer, timeout=PATTERN_SECONDS)
