@@ -30,7 +30,7 @@ class AgentrlReader(JsonlReader):
         self._schema = experiment.ajet.task_judge.answer_schema or SCHEMAS[0]
 
     def task_of(self, row: dict[str, Any]) -> Task:
-        """The task of a row. Raises BadRowError."""
+        """Return the task of a row, with the configured `answer_schema` unless the row has one. Raises BadRowError."""
         row = RowColumns(row).rename(COLUMNS)
         schema, scorer = row.get("answer_schema"), row.get("scorer")
         if schema is not None and schema not in SCHEMAS:

@@ -24,25 +24,41 @@ METADATA = "metadata"
 
 
 def find_split_files(path: str, base: Path, *, key: str) -> list[Path]:
-    """The files of one split, in order. Raises TaskError."""
+    """Return the data files of a path, in order: a file, a folder with one split, or FOLDER/SPLIT.
+
+    FOLDER/SPLIT need not exist: the folder's files named for the split count, too.
+
+    Args:
+        key: Configuration key with the path, for errors.
+
+    Raises:
+        TaskError: the path does not exist, or its folder has several splits or no data file.
+    """
     existing = find_path(path, base)
     if existing is None:
-        head, _, split = path.rstrip("/").rpartition("/")
-        above = find_path(head, base) if head else None
-        split_files = _find_named_split(above, split) if above is not None and above.is_dir() else []
+        folder_path, _, split = path.rstrip("/").rpartition("/")
+        parent_folder = find_path(folder_path, base) if folder_path else None
+        split_files = (
+            _find_named_split(parent_folder, split) if parent_folder is not None and parent_folder.is_dir() else []
+        )
         if split_files:
             return split_files
         existing = require_place(path, base, key=key, what="benchmark")
     if existing.is_file():
         return [existing]
     files = _list_data_files(existing)
-    names = [
+    splits = [
         split for split in SPLITS if (existing / split).is_dir() or any(_is_named_for(file, split) for file in files)
     ]
-    if len(names) > 1:
-        raise TaskError(f"The folder {path} contains several splits.", where=key, expected=f"one of {', '.join(names)}",
-                        do=f"append the split to the folder, as in {path.rstrip('/')}/{names[0]}")  # fmt: skip
-    files = files or sorted(each for each in existing.rglob("*.json") if each.is_file())
+    if len(splits) > 1:
+        raise TaskError(
+            f"The folder {path} contains several splits.",
+            where=key,
+            expected=f"one of {', '.join(splits)}",
+            do=f"append the split to the folder, as in {path.rstrip('/')}/{splits[0]}",
+        )
+    # MATH as published: a file for each row, in a folder for each subject.
+    files = files or sorted(json_file for json_file in existing.rglob("*.json") if json_file.is_file())
     if not files:
         raise TaskError(
             f"The folder {path} contains no data file.", where=key, expected=f"files ending in {', '.join(FORMATS)}"
@@ -51,7 +67,10 @@ def find_split_files(path: str, base: Path, *, key: str) -> list[Path]:
 
 
 def _find_named_split(above: Path, split: str) -> list[Path]:
-    """Return files named for a split, in a folder or a known subfolder."""
+    """Return the data files of a split in a folder, or in its subfolder `main`, `distractor` or `fullwiki`; else [].
+
+    They are in a subfolder with the split's name, or contain the split in their names.
+    """
     for folder in (above, *(above / name for name in INNER)):
         if (folder / split).is_dir():
             return find_split_files(str(folder / split), above, key="")
@@ -68,18 +87,24 @@ def _list_data_files(folder: Path) -> list[Path]:
     GAIA's folder also has the same rows by level, and task files of any kind.
     """
     data_files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in FORMATS)
-    complete = sorted(
+    metadata_files = sorted(
         (file for file in data_files if file.stem == METADATA), key=lambda file: FORMATS.index(file.suffix)
     )
-    return complete[:1] or [file for file in data_files if file.stem.startswith(f"{METADATA}.")] or data_files
+    return metadata_files[:1] or [file for file in data_files if file.stem.startswith(f"{METADATA}.")] or data_files
 
 
 def _is_named_for(file: Path, split: str) -> bool:
+    """Return True if a file's name has the split as one of its words, as `hotpot_dev_v1.json` has dev."""
     return split in file.stem.lower().replace("-", "_").split("_")
 
 
 def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]:
-    """Yield location and row, or the reason for a bad row. Raises TaskError, MissingExtraError."""
+    """Yield each row of a data file with its location, or the error of a bad row with its location.
+
+    Raises:
+        TaskError: the file is not valid.
+        MissingExtraError: a Parquet file needs pyarrow, which is not installed.
+    """
     if file.suffix == ".parquet":
         yield from _read_parquet(file)
     elif file.suffix == ".jsonl":
@@ -89,18 +114,22 @@ def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]:
 
 
 def read_array(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]:
-    """Yield the rows of a JSON array or a single object."""
+    """Yield location and row of each object in a JSON array, or of a single object; for other values an error.
+
+    Raises:
+        TaskError: the file is not valid JSON.
+    """
     text = read_text(file)
     try:
         value = decode_json(text)
-    except BadRowError as problem:
-        location = str(file) if problem.line is None else f"{file}:{problem.line}"
+    except BadRowError as error:
+        location = str(file) if error.line is None else f"{file}:{error.line}"
         raise TaskError(
-            f"The file is not valid JSON: {problem}.", where=location, expected="an array of objects"
+            f"The file is not valid JSON: {error}.", where=location, expected="an array of objects"
         ) from None
-    several = isinstance(value, list)
-    for number, row in enumerate(value if several else [value]):
-        location = f"{file}, row {number}" if several else str(file)
+    is_array = isinstance(value, list)
+    for number, row in enumerate(value if is_array else [value]):
+        location = f"{file}, row {number}" if is_array else str(file)
         yield (
             location,
             row if isinstance(row, dict) else BadRowError(f"the row is a JSON {type(row).__name__}, not an object"),
@@ -108,6 +137,12 @@ def read_array(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]
 
 
 def _read_parquet(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]:
+    """Yield location and row of a Parquet file, or location and error of a bad row.
+
+    Raises:
+        TaskError: the file is not valid.
+        MissingExtraError: pyarrow is not installed.
+    """
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
@@ -118,10 +153,10 @@ def _read_parquet(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowErro
         raise TaskError(
             f"The file is not a valid Parquet file: {str(error).splitlines()[0]}.", where=str(file)
         ) from error
-    for number in range(table.num_rows):
+    for row_number in range(table.num_rows):
         try:
-            yield f"{file}, row {number}", to_plain(table.slice(number, 1).to_pylist()[0])
+            yield f"{file}, row {row_number}", to_plain(table.slice(row_number, 1).to_pylist()[0])
         except UnicodeDecodeError:
-            yield f"{file}, row {number}", BadRowError("text that is not UTF-8")
-        except BadRowError as problem:
-            yield f"{file}, row {number}", problem
+            yield f"{file}, row {row_number}", BadRowError("text that is not UTF-8")
+        except BadRowError as bad_row:
+            yield f"{file}, row {row_number}", bad_row

@@ -30,7 +30,7 @@ class BenchmarkReader:
     section: ClassVar[str]
     """Section of `task_reader` with the file paths."""
     shape: ClassVar[str]
-    """Of a row, in words."""
+    """An example of a row, for errors."""
     columns: ClassVar[tuple[str, ...]]  # columns read by `build_task`
 
     def __init__(self, experiment: Experiment) -> None:
@@ -40,16 +40,21 @@ class BenchmarkReader:
         self._path_of_split = {"train": files.training.file_path, "validation": files.validation.file_path}
 
     def has(self, split: TaskSplit) -> bool:
-        """Whether a file or a folder is named for the split."""
+        """Return True if a file or folder is set for the split."""
         return bool(self._path_of_split[split])
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """Return every row of the split's files as a task.
+
+        Raises:
+            TaskError: no file is set, a file cannot be read, or a row has another form and bad rows are not skipped.
+        """
         key = f"ajet.task_reader.{self.section}.{'training' if split == 'train' else split}.file_path"
         path = self._path_of_split[split]
         if not path:
             raise TaskError(f"No file is set for the {split} tasks.", where=key, do=f"set {key}")
         tasks: list[Task] = []
-        bad: list[tuple[str, str]] = []
+        bad_rows: list[tuple[str, str]] = []
         for file in find_split_files(path, self._base, key=key):
             for location, row in read_rows(file):
                 try:
@@ -57,23 +62,25 @@ class BenchmarkReader:
                         raise row
                     check_json(row)
                     tasks.append(self.build_task(RowColumns(row).rename(self.columns), file))
-                except BadRowError as problem:
+                except BadRowError as error:
                     if not self._skips_bad_rows:
                         raise TaskError(
-                            f"A row does not have the form of {self.section}: {problem}.",
+                            f"A row does not have the form of {self.section}: {error}.",
                             where=location, expected=self.shape,
                             do="correct the row, or set ajet.task_reader.on_bad_row=skip to leave such rows out",
                         ) from None  # fmt: skip
-                    bad.append((location, str(problem)))
-        if bad:
-            total = len(bad) + len(tasks)
-            logger.warning("{}: ajet left out {} of {} rows; the first, {}: {}", path, len(bad), total, *bad[0])
+                    bad_rows.append((location, str(error)))
+        if bad_rows:
+            total = len(bad_rows) + len(tasks)
+            logger.warning(
+                "{}: ajet left out {} of {} rows; the first, {}: {}", path, len(bad_rows), total, *bad_rows[0]
+            )
         if not tasks:
             raise TaskError("The file contains no task.", where=f"{key}: {path}", expected=self.shape)
         return tasks
 
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
-        """The task of a row of a file. Raises BadRowError."""
+        """Return the task of a row of a file. Raises BadRowError for a row of another form."""
         raise NotImplementedError
 
 
@@ -85,11 +92,15 @@ class Gsm8kReader(BenchmarkReader):
     shape = '{"question": "…", "answer": "… #### 42"}'
 
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
-        worked = _read_text_field(row, "answer", optional=True)
-        if worked and "####" not in worked:
+        """Return the task of a row; the reference is the number after #### without commas.
+
+        The worked solution becomes `metadata["solution"]`. Raises BadRowError.
+        """
+        solution = _read_text_field(row, "answer", optional=True)
+        if solution and "####" not in solution:
             raise BadRowError("its answer contains no ####, which must precede the number")
-        answer = worked.rpartition("####")[2].strip().replace(",", "") if worked else None
-        return _make_task(row, _read_text_field(row, "question"), answer, {"solution": worked} if worked else {})
+        answer = solution.rpartition("####")[2].strip().replace(",", "") if solution else None
+        return _make_task(row, _read_text_field(row, "question"), answer, {"solution": solution} if solution else {})
 
 
 class MathReader(BenchmarkReader):
@@ -100,17 +111,22 @@ class MathReader(BenchmarkReader):
     shape = r'{"problem": "…", "level": "Level 3", "type": "Algebra", "solution": "… \\boxed{42} …"}'
 
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
+        """Return the task of a row; the reference is the field `answer`, else the last box of the solution.
+
+        Subject and level become tags. Raises BadRowError.
+        """
         solution = _read_text_field(row, "solution", optional=True)
         answer = _read_text_field(row, "answer", optional=True) or (find_boxed(solution) if solution else None)
         if solution and answer is None:
             raise BadRowError("its solution contains no \\boxed{}")
-        kinds = [row.get("type") or row.get("subject"), row.get("level")]
-        more: dict[str, Any] = {
-            "tags": [f"Level {kind}" if isinstance(kind, int) else str(kind) for kind in kinds if kind]
+        subject_and_level = [row.get("type") or row.get("subject"), row.get("level")]
+        extra_metadata: dict[str, Any] = {
+            "tags": [f"Level {tag}" if isinstance(tag, int) else str(tag) for tag in subject_and_level if tag]
         }
-        one = file.suffix == ".json" and not row.get("unique_id")
-        named = "/".join(file.with_suffix("").parts[-3:]) if one else row.get("unique_id")
-        return _make_task(row, _read_text_field(row, "problem"), answer, more, named)
+        # A file of one row, as in the original data set, gives the task its id: train/algebra/1.
+        is_single_row = file.suffix == ".json" and not row.get("unique_id")
+        task_id = "/".join(file.with_suffix("").parts[-3:]) if is_single_row else row.get("unique_id")
+        return _make_task(row, _read_text_field(row, "problem"), answer, extra_metadata, task_id)
 
 
 class GaiaReader(BenchmarkReader):
@@ -125,18 +141,32 @@ class GaiaReader(BenchmarkReader):
         self._files_at = experiment.ajet.task_reader.gaia.files_at
 
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
+        """Return the task of a row. If the task has a file, the question ends with the file's path.
+
+        The path is in `gaia.files_at` if set, else in the folder of the task file. Raises BadRowError.
+        """
         question, answer = _read_text_field(row, "Question"), _read_text_field(row, "Final answer", optional=True)
-        more: dict[str, Any] = {"data_source": "gaia", "tags": [f"Level {row['Level']}"] if row.get("Level") else []}
-        if name := _read_text_field(row, "file_name", optional=True):
-            if self._files_at is None and not (file.parent / name).is_file():
+        extra_metadata: dict[str, Any] = {
+            "data_source": "gaia",
+            "tags": [f"Level {row['Level']}"] if row.get("Level") else [],
+        }
+        if file_name := _read_text_field(row, "file_name", optional=True):
+            if self._files_at is None and not (file.parent / file_name).is_file():
                 raise BadRowError(
-                    f"its file {name} is not in the folder of the task file; if the environment has the files "
+                    f"its file {file_name} is not in the folder of the task file; if the environment has the files "
                     "elsewhere, set gaia.files_at"
                 )
-            at = file.parent.absolute() / name if self._files_at is None else PurePosixPath(self._files_at) / name
-            more["file_path"] = str(at)
-            question += f"\n\nThe file that belongs to this task: {at}"
-        return _make_task(row, question, None if answer == "?" else answer, more, _read_text_field(row, "task_id"))
+            file_path = (
+                file.parent.absolute() / file_name
+                if self._files_at is None
+                else PurePosixPath(self._files_at) / file_name
+            )
+            extra_metadata["file_path"] = str(file_path)
+            question += f"\n\nThe file that belongs to this task: {file_path}"
+        # The published test split has "?" in place of the answers.
+        return _make_task(
+            row, question, None if answer == "?" else answer, extra_metadata, _read_text_field(row, "task_id")
+        )
 
 
 class HotpotQaReader(BenchmarkReader):
@@ -151,6 +181,7 @@ class HotpotQaReader(BenchmarkReader):
         self._context = experiment.ajet.task_reader.hotpotqa.context
 
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
+        """Return the task of a row. With `hotpotqa.context` the paragraphs precede the question. Raises BadRowError."""
         question = _read_text_field(row, "question")
         paragraphs = _parse_paragraphs(row.get("context")) if self._context else []
         if self._context and not paragraphs:
@@ -159,14 +190,16 @@ class HotpotQaReader(BenchmarkReader):
             context = "\n\n".join(f"{title}\n{''.join(sentences).strip()}" for title, sentences in paragraphs)
             question = f"{context}\n\nQuestion: {question}"
         columns = {name: value for name, value in row.items() if name != "context"}
-        named = _read_text_field(row, "_id", optional=True) or _read_text_field(row, "id", optional=True)
-        tags = [str(each) for each in (row.get("type"), row.get("level")) if each]
-        return _make_task(columns, question, _read_text_field(row, "answer", optional=True), {"tags": tags}, named)
+        task_id = _read_text_field(row, "_id", optional=True) or _read_text_field(row, "id", optional=True)
+        tags = [str(label) for label in (row.get("type"), row.get("level")) if label]
+        return _make_task(columns, question, _read_text_field(row, "answer", optional=True), {"tags": tags}, task_id)
 
 
 def find_boxed(solution: str) -> str | None:
-    r"""Return the content of the last \boxed{} or \fbox{} with nested braces, or the text after `\boxed ` up to the end
-    of the formula; None without."""
+    """Return the content of the last \\boxed{} or \\fbox{}, whose braces may nest; None without one.
+
+    The form without braces, `\\boxed 42`, gives the text up to the end of the formula.
+    """
     start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
     if start < 0:
         return None
@@ -182,8 +215,10 @@ def find_boxed(solution: str) -> str | None:
 
 
 def _parse_paragraphs(context: Any) -> list[tuple[str, list[str]]]:
-    """The paragraphs as the authors publish it, [[title, [sentence, …]], …], or as the hub does, {title: […],
-    sentences: [[…]]}."""
+    """Return the (title, sentences) pairs of HotpotQA's context. Raises BadRowError.
+
+    The authors publish [[title, [sentence, …]], …], the hub has {"title": […], "sentences": [[…]]}.
+    """
     try:
         pairs = (
             zip(context["title"], context["sentences"], strict=True) if isinstance(context, Mapping) else context or ()
@@ -196,14 +231,28 @@ def _parse_paragraphs(context: Any) -> list[tuple[str, list[str]]]:
 def _make_task(
     row: Mapping[str, Any], question: str, answer: str | None, more: Mapping[str, Any], named: Any = None
 ) -> Task:
-    if (invalid := find_non_finite(row)) is not None:
-        raise BadRowError(f"{invalid[0]} is {invalid[1]}, expected a finite number")
+    """Build a task whose metadata are the row's columns, `more` and the reference answer, if any.
+
+    Args:
+        more: Metadata that the row does not have.
+        named: Id of the task. None: an id is assigned later.
+
+    Raises:
+        BadRowError: a number of the row is not finite.
+    """
+    if (non_finite := find_non_finite(row)) is not None:
+        raise BadRowError(f"{non_finite[0]} is {non_finite[1]}, expected a finite number")
     columns = {name: value for name, value in row.items() if name != "answer"}
     metadata = {**columns, **more, **({"answer": answer} if answer else {})}
     return Task(main_query=question, task_id=str(named or ""), metadata=metadata)
 
 
 def _read_text_field(row: Mapping[str, Any], name: str, *, optional: bool = False) -> str:
+    """Return a row's text field; "" for a missing optional one.
+
+    Raises:
+        BadRowError: the field is missing, empty or no text.
+    """
     value = row.get(name)
     if value is None and optional:
         return ""

@@ -28,7 +28,7 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True, slots=True)
 class TaskOverlap:
-    """The tasks that both splits share. `trained` and `held_out`: how many were looked at."""
+    """The held-out tasks that are known from training. `trained` and `held_out` are the numbers of compared tasks."""
 
     same: tuple[str, ...]  # ids of held-out tasks
     mirrored: tuple[str, ...]
@@ -51,49 +51,67 @@ class TaskOverlap:
 
 
 def find_overlap(trained: Sequence[Task], held_out: Sequence[Task]) -> TaskOverlap:
-    """Each held-out task is counted once, by the strongest of the three."""
+    """Return which held-out tasks are known from training: the same, in another word order, or in part.
+
+    Each held-out task is counted once, as the first of these that applies.
+    """
     tasks = {task.task_id: task for task in islice(held_out, MOST_HELD_OUT)}
-    words_by_task = {name: prompt_words(task) for name, task in tasks.items()}
-    runs: dict[tuple[str, ...], str] = {}
-    common = Counter(run for words in words_by_task.values() for run in set(_word_runs(words)))
-    for name, words in words_by_task.items():
-        runs |= {run: name for run in _word_runs(words) if common[run] == 1}
+    words_by_task = {task_id: prompt_words(task) for task_id, task in tasks.items()}
+    task_by_run: dict[tuple[str, ...], str] = {}
+    run_counts = Counter(run for words in words_by_task.values() for run in set(_word_runs(words)))
+    # A run of words that several held-out tasks share is template text.
+    for task_id, words in words_by_task.items():
+        task_by_run |= {run: task_id for run in _word_runs(words) if run_counts[run] == 1}
     held_out_words = set(words_by_task.values())
-    worlds: dict[tuple[str, ...], set[str]] = {}
-    mixed, parts, count = set(), set(), 0
+    metadata_by_words: dict[tuple[str, ...], set[str]] = {}
+    trained_sorted_words, tasks_sharing_run, trained_count = set(), set(), 0
     for task in islice(trained, MOST_TRAINED):
         words = prompt_words(task)
-        count += 1
+        trained_count += 1
         if words in held_out_words:
-            worlds.setdefault(words, set()).add(_world_key(task))
-        mixed.add(tuple(sorted(words)))
-        parts |= {runs[run] for run in _word_runs(words) if run in runs} if runs else set()
+            metadata_by_words.setdefault(words, set()).add(_world_key(task))
+        trained_sorted_words.add(tuple(sorted(words)))
+        tasks_sharing_run |= (
+            {task_by_run[run] for run in _word_runs(words) if run in task_by_run} if task_by_run else set()
+        )
     same = tuple(
-        name
-        for name, task in tasks.items()
-        if words_by_task[name] and _is_trained(task, worlds.get(words_by_task[name], set()))
+        task_id
+        for task_id, task in tasks.items()
+        if words_by_task[task_id] and _is_trained(task, metadata_by_words.get(words_by_task[task_id], set()))
     )
-    other = {name: words for name, words in words_by_task.items() if words and words not in worlds}
-    mirrored = tuple(name for name, words in other.items() if tuple(sorted(words)) in mixed)
-    in_part = tuple(name for name in other if name in parts and name not in mirrored)
-    return TaskOverlap(same, mirrored, in_part, count, len(words_by_task))
+    words_of_other_tasks = {
+        task_id: words for task_id, words in words_by_task.items() if words and words not in metadata_by_words
+    }
+    mirrored = tuple(
+        task_id for task_id, words in words_of_other_tasks.items() if tuple(sorted(words)) in trained_sorted_words
+    )
+    in_part = tuple(
+        task_id for task_id in words_of_other_tasks if task_id in tasks_sharing_run and task_id not in mirrored
+    )
+    return TaskOverlap(same, mirrored, in_part, trained_count, len(words_by_task))
 
 
 def prompt_words(task: Task) -> tuple[str, ...]:
-    """The words and signs that a task's user is shown asking, in lower case."""
+    """Return the words and punctuation marks of a task's user messages and question, in lower case."""
     texts = [extract_text(message) for message in task.init_messages if message.get("role") == "user"]
     return tuple(_WORDS.findall(" ".join([*texts, task.main_query]).lower()))
 
 
 def _is_trained(task: Task, worlds: set[str]) -> bool:
-    """True if a trained task has the same words, and the same metadata if several trained tasks share the words."""
+    """Return True if a trained task has the same words, and the same metadata if the trained tasks' metadata differ.
+
+    Args:
+        task: A held-out task.
+        worlds: The different metadata (`_world_key`) of the trained tasks with the same words.
+    """
     return bool(worlds) and (len(worlds) == 1 or _world_key(task) in worlds)
 
 
 def _world_key(task: Task) -> str:
-    """Return the metadata of a task that decides its identity besides the words."""
+    """Return a task's metadata without ids and row numbers as one text, to compare tasks of equal words."""
     return repr(sorted((str(key), value) for key, value in task.metadata.items() if not _NAMES.fullmatch(str(key))))
 
 
 def _word_runs(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield all runs of RUN consecutive words."""
     return (tuple(words[start : start + RUN]) for start in range(len(words) - RUN + 1))

@@ -26,7 +26,7 @@ class TaskReader(Protocol):
     """
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """All tasks of the split. Raises TaskError."""
+        """Return all tasks of the split, in the same order on each call. Raises TaskError."""
         ...
 
     @property
@@ -36,10 +36,10 @@ class TaskReader(Protocol):
 
 
 def find_path(path: str, base: Path) -> Path | None:
-    """Return the path in the YAML's folder, else in the working directory; None if missing."""
-    relative = Path(path).expanduser()
-    places = [relative] if relative.is_absolute() else [base / relative, Path.cwd() / relative]
-    return next((place for place in places if place.exists()), None)
+    """Return an existing path: in the folder `base` of the YAML, else in the working directory; None if missing."""
+    expanded = Path(path).expanduser()
+    candidates = [expanded] if expanded.is_absolute() else [base / expanded, Path.cwd() / expanded]
+    return next((candidate for candidate in candidates if candidate.exists()), None)
 
 
 @contextmanager
@@ -47,16 +47,24 @@ def explain_read_errors(path: Path) -> Iterator[None]:
     """Turn an OSError of the block into a TaskError."""
     try:
         yield
-    except OSError as problem:
+    except OSError as error:
         raise TaskError(
-            f"{path.name} cannot be read: {problem.strerror or problem}.",
-            where=str(problem.filename or path),
+            f"{path.name} cannot be read: {error.strerror or error}.",
+            where=str(error.filename or path),
             do="check the file's permissions and the disk, or set another file",
         ) from None
 
 
 def find_file(path: str, base: Path, *, key: str, what: str = "task file") -> Path:
-    """Return the path of a JSON-lines file. `what`: its name in errors. Raises TaskError with the key."""
+    """Return the path of an existing JSON-lines file, in the folder `base` or the working directory.
+
+    Args:
+        key: Configuration key with the path, for errors.
+        what: What the file is, for errors.
+
+    Raises:
+        TaskError: the file is missing or a folder.
+    """
     file = find_path(path, base)
     if file is None:
         raise _missing_path_error(
@@ -70,7 +78,15 @@ def find_file(path: str, base: Path, *, key: str, what: str = "task file") -> Pa
 
 
 def require_place(path: str, base: Path, *, key: str, what: str) -> Path:
-    """Return the path of a file or folder. Raises TaskError with the key."""
+    """Return the path of an existing file or folder, in the folder `base` or the working directory.
+
+    Args:
+        key: Configuration key with the path, for errors.
+        what: What the path contains, for errors.
+
+    Raises:
+        TaskError: the path does not exist.
+    """
     existing = find_path(path, base)
     if existing is None:
         raise _missing_path_error(path, base, key, what, "a file or a folder", "correct the path")
@@ -78,6 +94,12 @@ def require_place(path: str, base: Path, *, key: str, what: str) -> Path:
 
 
 def _missing_path_error(path: str, base: Path, key: str, what: str, kind: str, do: str) -> TaskError:
+    """Return the error for a path that exists neither in `base` nor in the working directory.
+
+    Args:
+        kind: "a file" or "a file or a folder": what was expected.
+        do: Advice if no similar path exists.
+    """
     folders = list(dict.fromkeys((base.resolve(), Path.cwd().resolve())))
     similar = _similar_paths(Path(path), folders, files=kind == "a file")
     return TaskError(
@@ -89,10 +111,14 @@ def _missing_path_error(path: str, base: Path, key: str, what: str, kind: str, d
 
 
 def _similar_paths(path: Path, folders: Sequence[Path], *, files: bool) -> list[str]:
-    """Return existing paths similar to a missing one. `files`: ignore folders."""
+    """Return the existing path most similar to a missing one, relative to the first folder with a match, or [].
+
+    Args:
+        files: True to ignore folders.
+    """
     for folder in folders:
         parent = (folder / path.expanduser()).parent
-        names = [each.name for each in parent.iterdir() if each.is_file() or not files] if parent.is_dir() else []
+        names = [entry.name for entry in parent.iterdir() if entry.is_file() or not files] if parent.is_dir() else []
         if similar := get_close_matches(path.name, names, 1):
             return [str(path.parent / similar[0])]
     return []

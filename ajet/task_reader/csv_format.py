@@ -52,41 +52,46 @@ def require_no_spreadsheet(file: Path) -> None:
 
 
 def find_csv_format(file: Path, default_separator: str) -> CsvFormat:
-    """Find encoding, separator and columns of a CSV file. Raises UserError.
+    """Return encoding, separator and column names of a CSV file.
 
     Args:
-        default_separator: The separator if the text suits several equally, by the file's extension.
+        default_separator: The usual separator for the file's suffix: a comma for .csv, a tab for .tsv.
+
+    Raises:
+        UserError: the file is a spreadsheet, two columns have the same name, or a row has more cells than columns.
     """
     require_no_spreadsheet(file)
     text = read_text(file)
     separator = _find_separator(text, default_separator)
     (line, header), *rows = _first_rows(text, separator) or [(1, [])]
-    names = [trim_name(name) for name in header]
-    doubled = sorted({name for name in names if name and names.count(name) > 1})
-    if doubled:
+    column_names = [trim_name(name) for name in header]
+    duplicate_names = sorted({name for name in column_names if name and column_names.count(name) > 1})
+    if duplicate_names:
         raise TaskError(
-            f"Two columns of {file.name} have the name {doubled[0]}.",
+            f"Two columns of {file.name} have the name {duplicate_names[0]}.",
             where=f"{file}:{line}",
             expected="a separate name for each column",
             do="rename one of the columns",
         )
     for line, row in rows:
-        if any(row[len(names) :]):
+        if any(row[len(column_names) :]):
             raise TaskError(
-                f"A row of {file.name} has {len(row)} cells, but the first line names {len(names)} columns.",
+                f"A row of {file.name} has {len(row)} cells, but the first line names {len(column_names)} columns.",
                 where=f"{file}:{line}",
                 expected=f"cells separated by {SEPARATORS[separator]}",
                 do='put double quotes ("…") around a text that contains the separator',
             )
-    return CsvFormat(read_marked_encoding(file), separator, tuple(names))
+    return CsvFormat(read_marked_encoding(file), separator, tuple(column_names))
 
 
 def _find_separator(text: str, default_separator: str) -> str:
     """Return the usual separator, unless only another one divides the first rows into equally many cells."""
     if _is_regular(text, default_separator):
         return default_separator
-    others = [separator for separator in SEPARATORS if separator != default_separator and _is_regular(text, separator)]
-    return others[0] if len(others) == 1 else default_separator
+    regular_separators = [
+        separator for separator in SEPARATORS if separator != default_separator and _is_regular(text, separator)
+    ]
+    return regular_separators[0] if len(regular_separators) == 1 else default_separator
 
 
 def _is_regular(text: str, separator: str) -> bool:
@@ -103,6 +108,5 @@ def _first_rows(text: str, separator: str) -> list[tuple[int, list[str]]]:
         first_rows += islice(((rows.line_num, row) for row in rows if any(row)), SAMPLE)
     except csv.Error:  # a cell of more than 131,072 letters, which pandas reads
         return first_rows
-    return (
-        first_rows[:-1] if len(text) > LOOKED_AT and len(first_rows) < SAMPLE else first_rows
-    )  # the last row may be cut off
+    # If the text was cut, its last row may be incomplete.
+    return first_rows[:-1] if len(text) > LOOKED_AT and len(first_rows) < SAMPLE else first_rows

@@ -77,49 +77,56 @@ class HuggingFaceReader:
         self._skips_bad_rows = reader.on_bad_row == "skip"
 
     def has(self, split: TaskSplit) -> bool:
-        """Whether a split is named."""
+        """Return True if the settings name a split of the data set for these tasks."""
         return bool(self._splits[split])
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Every row of the split. Raises TaskError, MissingExtraError."""
+        """Return every row of the split as a task.
+
+        Raises:
+            TaskError: the data set or split is not set, cannot be read, or has a bad row.
+            MissingExtraError: the library `datasets` is not installed.
+        """
         if not self._path:
             raise TaskError("No data set is set.", where=f"{KEY}.dataset_path", do=f"set {KEY}.dataset_path")
-        name = self._splits[split]
-        if not name:
+        split_name = self._splits[split]
+        if not split_name:
             key = f"{KEY}.{'training' if split == 'train' else split}_split"
             raise TaskError(f"No split is set for the {split} tasks.", where=key, do=f"set {key}")
         dataset = locate_dataset(self._path, self._config, self._base)
-        return self._build_tasks(load_rows(dataset, name), f"{dataset}, split {name}")
+        return self._build_tasks(load_rows(dataset, split_name), f"{dataset}, split {split_name}")
 
     def _build_tasks(self, dataset: Any, where: str) -> list[Task]:
         """Convert rows to tasks. A bad row raises TaskError, or is left out and counted with `on_bad_row: skip`."""
         images = ImageColumns({} if isinstance(dataset, list) else dataset.features)
         tasks: list[Task] = []
-        bad: list[tuple[int, str]] = []
+        bad_rows: list[tuple[int, str]] = []
         for index, row in enumerate(_replace_undecodable(images.rows(dataset))):
             try:
                 if isinstance(row, BadRowError):
                     raise row
                 tasks.append(task_of(images.urls(row), self._columns))
-            except BadRowError as problem:
+            except BadRowError as error:
                 if not self._skips_bad_rows:
                     raise TaskError(
-                        f"A row cannot be used as a task: {problem}.",
+                        f"A row cannot be used as a task: {error}.",
                         where=f"{where}, row {index}",
-                        do=problem.do
+                        do=error.do
                         or (
                             "set the columns in ajet.task_reader.columns, or set "
                             "ajet.task_reader.on_bad_row=skip to leave such rows out"
                         ),
                     ) from None
-                bad.append((index, str(problem)))
-        if bad:
-            total = len(bad) + len(tasks)
-            logger.warning("{}: ajet left out {} of {} rows; the first, {}: {}", where, len(bad), total, *bad[0])
-        if bad and not tasks:
+                bad_rows.append((index, str(error)))
+        if bad_rows:
+            total = len(bad_rows) + len(tasks)
+            logger.warning(
+                "{}: ajet left out {} of {} rows; the first, {}: {}", where, len(bad_rows), total, *bad_rows[0]
+            )
+        if bad_rows and not tasks:
             raise TaskError(
-                f"None of {len(bad)} rows can be used as a task. The first: {bad[0][1]}.",
-                where=f"{where}, row {bad[0][0]}",
+                f"None of {len(bad_rows)} rows can be used as a task. The first: {bad_rows[0][1]}.",
+                where=f"{where}, row {bad_rows[0][0]}",
                 expected="a question, or messages",
                 do="set the columns in ajet.task_reader.columns",
             )
@@ -127,7 +134,18 @@ class HuggingFaceReader:
 
 
 def locate_dataset(path: str, config: str | None, base: Path) -> DatasetPlace:
-    """Resolve `dataset_path` and `dataset_name`. Raises TaskError."""
+    """Return where `dataset_path` and `dataset_name` point to: a local file, a local folder, or the hub.
+
+    `dataset_path` may end with the name of a configuration, as in `FOLDER/CONFIG`.
+
+    Args:
+        path: The value of `dataset_path`.
+        config: The value of `dataset_name`. None: the configuration of the path, or the default one.
+        base: Folder of relative paths.
+
+    Raises:
+        TaskError: the path does not exist, or there is no such configuration.
+    """
     local = find_path(path, base)
     if local is not None and local.is_file():
         require_no_spreadsheet(local)
@@ -139,15 +157,20 @@ def locate_dataset(path: str, config: str | None, base: Path) -> DatasetPlace:
             )
         return DatasetPlace(str(local), file=local)
     if local is not None:
+        # The folder of a configuration that is named in the README.md above it.
         parent = local.parent
         if config is None and local.name in _named_configs(parent):
             return DatasetPlace(str(parent), local.name)
         return _locate_in_folder(local, config)
-    head, _, tail = path.rstrip("/").rpartition("/")
-    above = find_path(head, base) if head.strip("./~") else None
-    is_parent = above is not None and above.is_dir() and config is None
-    if is_parent and above is not None and (_named_configs(above) or _config_folders(above)):
-        return _locate_in_folder(above, tail)
+    parent_path, _, last_part = path.rstrip("/").rpartition("/")
+    parent_folder = find_path(parent_path, base) if parent_path.strip("./~") else None
+    is_config_possible = parent_folder is not None and parent_folder.is_dir() and config is None
+    if (
+        is_config_possible
+        and parent_folder is not None
+        and (_named_configs(parent_folder) or _config_folders(parent_folder))
+    ):
+        return _locate_in_folder(parent_folder, last_part)
     advice = advise_on_path(path)
     if advice or Path(path).expanduser().is_absolute() or path.startswith((".", "~")):
         raise TaskError(f"The data set {path} does not exist.", where=f"{KEY}.dataset_path", do=advice)
@@ -155,7 +178,16 @@ def locate_dataset(path: str, config: str | None, base: Path) -> DatasetPlace:
 
 
 def load_rows(place: DatasetPlace, split: str) -> Any:
-    """Return the `datasets.Dataset` of one split, or rows; slices such as `train[:100]` work. Raises TaskError."""
+    """Return the rows of one split as a `datasets.Dataset`, or as a list for JSON files.
+
+    If the hub does not answer, a copy in its cache is used.
+
+    Args:
+        split: Name of the split, or a slice such as `train[:100]`.
+
+    Raises:
+        TaskError: the data cannot be read, or neither the hub nor the cache has them.
+    """
     datasets = _import_datasets()
     if place.file is not None:
         return _load_file(datasets, place, split)
@@ -163,7 +195,7 @@ def load_rows(place: DatasetPlace, split: str) -> Any:
         logger.info("looking for the data set {} on the Hugging Face hub", place)
     if not place.local and not hub_answers(place.path):
         logger.warning("the Hugging Face hub does not answer; looking for a copy of {} in the cache", place.path)
-        unreachable = TaskError(
+        unreachable_error = TaskError(
             f"The Hugging Face hub does not answer, and its cache contains no copy of {place}.",
             where=f"{KEY}.dataset_path",
             expected="network access, or a local folder or file with the data",
@@ -172,9 +204,9 @@ def load_rows(place: DatasetPlace, split: str) -> Any:
         )
         try:
             with _use_cache_only(datasets):
-                return _call_within(CACHE_TIME, lambda: load_split(datasets, place, split), unreachable)
-        except TaskError as problem:
-            raise unreachable from problem
+                return _call_within(CACHE_TIME, lambda: load_split(datasets, place, split), unreachable_error)
+        except TaskError as error:
+            raise unreachable_error from error
     return load_split(datasets, place, split)
 
 
@@ -189,34 +221,37 @@ def load_split(datasets: Any, place: DatasetPlace, split: str) -> Any:
 
     try:
         builder = datasets.load_dataset_builder(place.path, place.config)
-        name, files = split.partition("[")[0], builder.config.data_files or {}
-        if isinstance(builder, Json) and name in files:
-            extracted = datasets.DownloadManager().download_and_extract([str(each) for each in files[name]])
-            return _slice_rows(datasets, [row for each in extracted for row in _json_rows(Path(each))], split)
-        options: dict[str, Any] = {}
-        if isinstance(builder, Csv) and builder.config.features is None and name in files:
-            first = datasets.DownloadManager().download_and_extract(str(files[name][0]))
-            options = _text_columns(datasets, Path(first), builder.config.sep)
-        return datasets.load_dataset(place.path, place.config, split=split, **options)
+        split_name, files_by_split = split.partition("[")[0], builder.config.data_files or {}
+        if isinstance(builder, Json) and split_name in files_by_split:
+            local_files = datasets.DownloadManager().download_and_extract(
+                [str(file) for file in files_by_split[split_name]]
+            )
+            return _slice_rows(datasets, [row for file in local_files for row in _json_rows(Path(file))], split)
+        csv_options: dict[str, Any] = {}
+        if isinstance(builder, Csv) and builder.config.features is None and split_name in files_by_split:
+            first_file = datasets.DownloadManager().download_and_extract(str(files_by_split[split_name][0]))
+            csv_options = _text_columns(datasets, Path(first_file), builder.config.sep)
+        return datasets.load_dataset(place.path, place.config, split=split, **csv_options)
     except StopIteration:  # the library raises this if no file has a row
         raise TaskError(f"The data files of {place} contain no rows.", where=f"{KEY}.dataset_path") from None
-    except (ValueError, OSError, datasets.exceptions.DatasetsError) as problem:
-        raise _load_error(datasets, place, split, problem) from problem
+    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
+        raise _load_error(datasets, place, split, error) from error
 
 
 def _load_error(datasets: Any, place: DatasetPlace, split: str, problem: Exception) -> TaskError:
     """Return the error of a failed load, listing configurations or splits if one is unknown."""
-    text = str(problem)
-    if "BuilderConfig" in text or "Config name is missing" in text:
+    error_text = str(problem)
+    if "BuilderConfig" in error_text or "Config name is missing" in error_text:
         names = datasets.get_dataset_config_names(place.path)
         return _unknown_config_error(place.path, place.config, names)
-    if "Unknown split" in text or "Bad split" in text:
+    if "Unknown split" in error_text or "Bad split" in error_text:
         names = datasets.get_dataset_split_names(place.path, place.config)
         return _unknown_split_error(str(place), split, names)
-    return TaskError(f"The data set {place} cannot be read: {text.splitlines()[0]}", where=f"{KEY}.dataset_path")
+    return TaskError(f"The data set {place} cannot be read: {error_text.splitlines()[0]}", where=f"{KEY}.dataset_path")
 
 
 def _unknown_config_error(path: str, config: str | None, names: Iterable[str]) -> TaskError:
+    """Return the error for an unknown configuration, or for None where a data set has several."""
     problem = f"has no configuration {config}" if config else "has several configurations"
     return TaskError(
         f"The data set {path} {problem}.",
@@ -227,6 +262,7 @@ def _unknown_config_error(path: str, config: str | None, names: Iterable[str]) -
 
 
 def _unknown_split_error(where: str, split: str, names: Iterable[str]) -> TaskError:
+    """Return the error for an unknown split, listing the known ones."""
     return TaskError(
         f"The data set {where} has no split {split}.",
         where=f"{KEY}.training_split, validation_split",
@@ -243,24 +279,25 @@ def _replace_undecodable(rows: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[
 
 
 def _load_file(datasets: Any, place: DatasetPlace, split: str) -> Any:
+    """Return the rows of a local data file. The split's name is arbitrary, its slice selects rows. Raises TaskError."""
     assert place.file is not None
-    name = split.partition("[")[0]
+    split_name = split.partition("[")[0]
     if FORMATS[place.file.suffix.lower()] == "json":
         return _slice_rows(datasets, _json_rows(place.file), split)
-    options: dict[str, Any] = {}
+    csv_options: dict[str, Any] = {}
     try:
         if FORMATS[place.file.suffix.lower()] == "csv":
-            options = _text_columns(datasets, place.file, "\t" if place.file.suffix.lower() == ".tsv" else ",")
+            csv_options = _text_columns(datasets, place.file, "\t" if place.file.suffix.lower() == ".tsv" else ",")
         return datasets.load_dataset(
-            FORMATS[place.file.suffix.lower()], data_files={name: str(place.file)}, split=split, **options
+            FORMATS[place.file.suffix.lower()], data_files={split_name: str(place.file)}, split=split, **csv_options
         )
-    except StopIteration:
+    except StopIteration:  # the library raises this for a file without rows
         raise TaskError("The data file contains no rows.", where=str(place.file)) from None
-    except (ValueError, OSError, datasets.exceptions.DatasetsError) as problem:
-        cause = problem.__cause__ or problem
+    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
+        cause = error.__cause__ or error
         raise TaskError(
             f"The data file cannot be read: {(str(cause).splitlines() or [repr(cause)])[0]}", where=str(place.file)
-        ) from problem
+        ) from error
 
 
 def _text_columns(datasets: Any, file: Path, separator: str) -> dict[str, Any]:
@@ -274,13 +311,13 @@ def _text_columns(datasets: Any, file: Path, separator: str) -> dict[str, Any]:
     csv_format = find_csv_format(file, separator)
     if csv_format.separator != separator:
         logger.info("ajet reads {} as a file separated by {}", file.name, SEPARATORS[csv_format.separator])
-    names = pandas.read_csv(
+    column_names = pandas.read_csv(
         file, sep=csv_format.separator, encoding=csv_format.encoding, nrows=0, index_col=False
     ).columns
     return {
         "sep": csv_format.separator,
         "encoding": csv_format.encoding,
-        "features": datasets.Features({str(name): datasets.Value("string") for name in names}),
+        "features": datasets.Features({str(name): datasets.Value("string") for name in column_names}),
         "keep_default_na": False,
         "na_values": [""],
         "index_col": False,
@@ -293,8 +330,10 @@ def _json_rows(file: Path) -> list[dict[str, Any]]:
     pyarrow would turn texts that look like dates into datetimes, and 1 next to 2.5 into 1.0.
     """
     with explain_read_errors(file), file.open("rb") as stream:
-        start = stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
-    located_rows = read_array(file) if start.startswith(b"[") else ((f"{file}:{n}", row) for n, row in line_rows(file))
+        first_bytes = stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")  # without byte order mark
+    located_rows = (
+        read_array(file) if first_bytes.startswith(b"[") else ((f"{file}:{n}", row) for n, row in line_rows(file))
+    )
     rows: list[dict[str, Any]] = []
     for location, row in located_rows:
         if isinstance(row, BadRowError):
@@ -308,35 +347,47 @@ def _json_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _slice_rows(datasets: Any, rows: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
-    """Return the rows of a split such as `train[:90%]`."""
-    name = split.partition("[")[0]
+    """Return the rows that a split such as `train[:90%]` selects; its name counts as the name of all rows.
+
+    Raises:
+        TaskError: the split is not valid.
+    """
+    split_name = split.partition("[")[0]
     try:
-        parts = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(rows)})
-    except (ValueError, AssertionError) as problem:
-        raise TaskError(f"The split {split} cannot be read: {problem}", where=KEY) from None
-    return [row for part in parts for row in rows[part.from_ : part.to]]
+        row_ranges = datasets.ReadInstruction.from_spec(split).to_absolute({split_name: len(rows)})
+    except (ValueError, AssertionError) as error:
+        raise TaskError(f"The split {split} cannot be read: {error}", where=KEY) from None
+    return [row for row_range in row_ranges for row in rows[row_range.from_ : row_range.to]]
 
 
 def _locate_in_folder(folder: Path, config: str | None) -> DatasetPlace:
-    """Return the place of a dataset's configuration in a local folder.
+    """Return where the configuration of a data set in a local folder is.
 
-    Configurations are named in the folder's README.md, or are its subfolders. `config` None: the default one.
+    Configurations are named in the folder's README.md, or are its subfolders.
+
+    Args:
+        config: Name of the configuration. None: the default one.
+
+    Raises:
+        TaskError: there is no such configuration, no default one, or no data file.
     """
-    configs = _named_configs(folder)
-    folders = [] if configs else _config_folders(folder)
-    if configs:
-        if config is None and len(configs) > 1:
-            usual = next((name for name, first in configs.items() if first or name == "default"), None)
-            config = usual or _usual_config(folder, configs)
+    is_default_by_config = _named_configs(folder)
+    config_folders = [] if is_default_by_config else _config_folders(folder)
+    if is_default_by_config:
+        if config is None and len(is_default_by_config) > 1:
+            default_config = next(
+                (name for name, is_default in is_default_by_config.items() if is_default or name == "default"), None
+            )
+            config = default_config or _usual_config(folder, is_default_by_config)
         elif config is None:
-            config = next(iter(configs))
-        if config not in configs:
-            raise _unknown_config_error(str(folder), config, configs)
+            config = next(iter(is_default_by_config))
+        if config not in is_default_by_config:
+            raise _unknown_config_error(str(folder), config, is_default_by_config)
         return DatasetPlace(str(folder), config)
-    if folders:
-        config = config or (folders[0] if len(folders) == 1 else _usual_config(folder, folders))
-        if config not in folders:
-            raise _unknown_config_error(str(folder), config, folders)
+    if config_folders:
+        config = config or (config_folders[0] if len(config_folders) == 1 else _usual_config(folder, config_folders))
+        if config not in config_folders:
+            raise _unknown_config_error(str(folder), config, config_folders)
         return DatasetPlace(str(folder / config))
     if config is not None and config != "default":
         raise _unknown_config_error(str(folder), config, ["default"])
@@ -351,29 +402,33 @@ def _locate_in_folder(folder: Path, config: str | None) -> DatasetPlace:
 
 def _usual_config(folder: Path, names: Collection[str]) -> str | None:
     """Return the default configuration of the hub data set with the folder's name, if present."""
-    usual = FIRST_CONFIG.get(HOMES.get(folder.name, folder.name))
-    return usual if usual in names else None
+    default_config = FIRST_CONFIG.get(HOMES.get(folder.name, folder.name))
+    return default_config if default_config in names else None
 
 
 def _named_configs(folder: Path) -> dict[str, bool]:
-    """Return the configurations of a data card, each with its default flag."""
+    """Return the configurations named in a folder's data card (README.md), each with its default flag; {} without."""
     card = folder / "README.md"
     if not card.is_file():
         return {}
     text = card.read_text(encoding="utf-8", errors="replace")
-    if not text.startswith("---"):
+    if not text.startswith("---"):  # no YAML header
         return {}
     import yaml
 
     try:
-        head = yaml.safe_load(text[3:].partition("\n---")[0])
+        card_header = yaml.safe_load(text[3:].partition("\n---")[0])
     except yaml.YAMLError:
         return {}
-    configs = head.get("configs") if isinstance(head, dict) else None
+    configs = card_header.get("configs") if isinstance(card_header, dict) else None
     return {str(item["config_name"]): bool(item.get("default")) for item in configs or [] if "config_name" in item}
 
 
 def _config_folders(folder: Path) -> list[str]:
+    """Return the names of subfolders that are configurations: they contain data files and are not named as a split.
+
+    A folder with data files of its own has no configurations.
+    """
     if _has_data_files(folder):
         return []
     return sorted(
@@ -384,14 +439,16 @@ def _config_folders(folder: Path) -> list[str]:
 
 
 def _has_data_files(folder: Path, *, deep: bool = False) -> bool:
+    """Return True if a folder contains data files, with `deep` also in subfolders."""
     items = folder.rglob("*") if deep else folder.iterdir()
     return any(item.suffix.lower() in FORMATS for item in items if item.is_file())
 
 
 def _locate_on_hub(path: str, config: str | None) -> DatasetPlace:
+    """Return the hub repository and configuration of a path such as `org/name/config` or `gsm8k`. Raises TaskError."""
     parts = [part for part in path.split("/") if part]
     if parts and parts[0] in HOMES and len(parts) <= 2:
-        repository, rest = HOMES[parts[0]], parts[1:]
+        repository, config_parts = HOMES[parts[0]], parts[1:]
     elif len(parts) > 3 or not parts:
         raise TaskError(
             f"{path} is neither a local data set nor a name on the Hugging Face hub.",
@@ -399,20 +456,23 @@ def _locate_on_hub(path: str, config: str | None) -> DatasetPlace:
             expected="an existing path, or name, name/config, org/name or org/name/config",
         )
     else:
-        repository, rest = "/".join(parts[:2]), parts[2:]
-    return DatasetPlace(repository, config or (rest[0] if rest else FIRST_CONFIG.get(repository)), local=False)
+        repository, config_parts = "/".join(parts[:2]), parts[2:]
+    return DatasetPlace(
+        repository, config or (config_parts[0] if config_parts else FIRST_CONFIG.get(repository)), local=False
+    )
 
 
 def hub_answers(repository: str) -> bool:
-    """True if the hub responds about the repository, also with "not found"."""
+    """Return True if the hub responds to a question about the repository, also with "not found"."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     def ask() -> bool:
+        """Return True for any response but a server's error."""
         try:
             HfApi().dataset_info(repository, timeout=ANSWER_TIME / 2)
-        except HfHubHTTPError as problem:
-            return problem.response is not None and problem.response.status_code < 500
+        except HfHubHTTPError as error:
+            return error.response is not None and error.response.status_code < 500
         except (OfflineModeIsEnabled, OSError):
             return False
         return True
@@ -430,16 +490,19 @@ def _use_cache_only(datasets: Any) -> Iterator[None]:
     """Make the libraries use only their cache; an unreachable hub would cost half a minute of printed retries."""
     from huggingface_hub import constants
 
-    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    previous_settings = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = previous_settings
 
 
 def _call_within(seconds: float, call: Callable[[], T], late: Exception) -> T:
-    """Return `call()`, or raise `late` after the limit; the call then continues in a daemon thread."""
+    """Return `call()` or raise its exception; raise `late` after the limit in seconds.
+
+    A late call continues in a daemon thread, since a thread cannot be stopped.
+    """
     outcome: list[tuple[bool, Any]] = []
 
     def run() -> None:
@@ -453,13 +516,14 @@ def _call_within(seconds: float, call: Callable[[], T], late: Exception) -> T:
     thread.join(seconds)
     if not outcome:
         raise late
-    good, value = outcome[0]
-    if not good:
+    has_returned, value = outcome[0]
+    if not has_returned:
         raise value
     return value
 
 
 def _import_datasets() -> Any:
+    """Return the library `datasets` without its progress bars. Raises MissingExtraError."""
     try:
         import datasets
     except ImportError:

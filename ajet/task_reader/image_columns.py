@@ -29,20 +29,29 @@ class ImageColumns:
     """The columns of a data set that hold images, alone or within lists and objects."""
 
     def __init__(self, features: Mapping[str, Any]) -> None:
-        """`features`: the data set's, by column."""
+        """Find the columns with images.
+
+        Args:
+            features: The feature of each column, as `datasets.Dataset.features`.
+        """
         converters = ((name, _make_converter(feature)) for name, feature in features.items())
         self._converters = {name: convert for name, convert in converters if convert is not None}
 
     def rows(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
         """Yield the rows of a `datasets.Dataset` without decoding images; `urls` converts them."""
-        names = list(self._converters)
-        if not names:
+        image_columns = list(self._converters)
+        if not image_columns:
             yield from dataset
             return
-        others = len(names) < len(dataset.column_names)
-        stored = dataset.select_columns(names).with_format("arrow")
-        for rest, table in zip(dataset.remove_columns(names) if others else repeat({}), stored, strict=others):
-            row = {**rest, **table.to_pylist()[0]}
+        has_other_columns = len(image_columns) < len(dataset.column_names)
+        # The format "arrow" skips the decoding of images by the library.
+        undecoded_images = dataset.select_columns(image_columns).with_format("arrow")
+        for other_values, table in zip(
+            dataset.remove_columns(image_columns) if has_other_columns else repeat({}),
+            undecoded_images,
+            strict=has_other_columns,
+        ):
+            row = {**other_values, **table.to_pylist()[0]}
             yield {name: row[name] for name in dataset.column_names}
 
     def urls(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -51,7 +60,12 @@ class ImageColumns:
 
 
 def data_url(data: bytes) -> str:
-    """An encoded image as a `data:` URL. Raises BadRowError for bytes of no known image format, MissingExtraError."""
+    """Return an image file's bytes as a `data:` URL.
+
+    Raises:
+        BadRowError: the bytes are no known image format.
+        MissingExtraError: Pillow is not installed.
+    """
     image = _open_image(data)
     if image is None:
         raise BadRowError("an image is damaged, or its format is unknown")
@@ -59,32 +73,48 @@ def data_url(data: bytes) -> str:
 
 
 def _make_converter(feature: Any) -> _Convert | None:
-    """Return a function that converts a stored value of this feature to URLs; None without images."""
+    """Return a function that replaces the images in a value of this feature by URLs; None for a feature without images.
+
+    Images are found within objects and lists, too.
+    """
     import datasets
 
     if isinstance(feature, datasets.Image):
         return _convert_image
     if isinstance(feature, Mapping):
+        # An image column of a Parquet file without the library's metadata is an object of bytes and path.
         if set(feature) == _STORED and getattr(feature["bytes"], "dtype", "") in ("binary", "large_binary"):
             return _convert_if_image
-        converters = ((name, _make_converter(each)) for name, each in feature.items())
-        inner = {name: convert for name, convert in converters if convert is not None}
-        return partial(_convert_object, inner) if inner else None
-    item = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
-    convert = None if item is None else _make_converter(item)
+        converters = ((name, _make_converter(inner_feature)) for name, inner_feature in feature.items())
+        converter_by_name = {name: convert for name, convert in converters if convert is not None}
+        return partial(_convert_object, converter_by_name) if converter_by_name else None
+    item_feature = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+    convert = None if item_feature is None else _make_converter(item_feature)
     return None if convert is None else partial(_convert_list, convert)
 
 
 def _convert_object(inner: Mapping[str, _Convert], value: Any) -> Any:
+    """Return an object with the images in some of its fields as URLs; None stays None."""
     return None if value is None else {**value, **{name: convert(value[name]) for name, convert in inner.items()}}
 
 
 def _convert_list(convert: _Convert, value: Any) -> Any:
+    """Return a list with each item converted; None stays None."""
     return None if value is None else [convert(item) for item in value]
 
 
 def _convert_image(stored: Any) -> str | None:
-    """The kind of content of a column of type Image: the bytes of a file, or where it lies."""
+    """Return the URL of a stored image: a `data:` URL of its bytes or of the file at its path, or a web URL unchanged.
+
+    Args:
+        stored: {"bytes", "path"}, or None.
+
+    Returns:
+        None without an image.
+
+    Raises:
+        BadRowError: the file cannot be read, or is no image.
+    """
     if stored is None or (stored["bytes"] is None and stored["path"] is None):
         return None
     if stored["bytes"] is not None:
@@ -94,18 +124,18 @@ def _convert_image(stored: Any) -> str | None:
         return path
     try:
         return data_url(Path(path).read_bytes())
-    except OSError as problem:
-        raise BadRowError(f"the image {path} cannot be read: {problem.strerror or problem}") from None
+    except OSError as error:
+        raise BadRowError(f"the image {path} cannot be read: {error.strerror or error}") from None
 
 
 def _convert_if_image(stored: Any) -> Any:
-    """Convert stored bytes if they are an image; other values stay unchanged."""
+    """Return the URL of a stored {"bytes", "path"} if the bytes are an image, else the unchanged value."""
     image = None if stored is None or stored["bytes"] is None else _open_image(stored["bytes"])
     return stored if image is None else _encode_url(image, stored["bytes"])
 
 
 def _open_image(data: bytes) -> Any:
-    """Open an image, reading only its head; None for other data."""
+    """Open an image and read only its header; return None for bytes of no known format."""
     try:
         from PIL import Image
     except ImportError:
@@ -117,22 +147,28 @@ def _open_image(data: bytes) -> Any:
 
 
 def _encode_url(image: Any, data: bytes) -> str:
-    kind = image.format
+    """Return an opened image as a `data:` URL, with its own bytes if every client can read them, else as PNG.
+
+    Args:
+        data: The image's bytes.
+    """
+    image_format = image.format
     # PNG is not checked: that would decode the image, and hardly any PNG has the tag.
-    turned = kind in ("JPEG", "WEBP") and image.getexif().get(_ORIENTATION) in _TURNED
-    if turned or kind not in PASSED_ON:
-        kind, data = "PNG", _as_png(image)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(data).decode()}"
+    is_turned = image_format in ("JPEG", "WEBP") and image.getexif().get(_ORIENTATION) in _TURNED
+    if is_turned or image_format not in PASSED_ON:
+        image_format, data = "PNG", _as_png(image)
+    return f"data:image/{image_format.lower()};base64,{base64.b64encode(data).decode()}"
 
 
 def _as_png(image: Any) -> bytes:
+    """Return an image's bytes as PNG, rotated as EXIF says and without EXIF. Raises BadRowError."""
     from PIL import Image, ImageOps
 
-    file = io.BytesIO()
+    buffer = io.BytesIO()
     try:
         upright = ImageOps.exif_transpose(image)
-        plain = upright if upright.mode in ("1", "L", "LA", "RGB", "RGBA") else upright.convert("RGB")
-        plain.save(file, "PNG", exif=b"")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
-        raise BadRowError(f"an image cannot be decoded: {problem}") from None
-    return file.getvalue()
+        png_image = upright if upright.mode in ("1", "L", "LA", "RGB", "RGBA") else upright.convert("RGB")
+        png_image.save(buffer, "PNG", exif=b"")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BadRowError(f"an image cannot be decoded: {error}") from None
+    return buffer.getvalue()

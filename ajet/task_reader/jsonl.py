@@ -52,11 +52,11 @@ class JsonlReader:
         """Name of the file read last, and the line of each of its tasks."""
 
     def has(self, split: TaskSplit) -> bool:
-        """Whether a file is named for the split."""
+        """Return True if a file is set for the split."""
         return bool(self._files[split])
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Every row of the split's file. Raises TaskError."""
+        """Return every row of the split's file as a task. Raises TaskError for a missing file or a bad row."""
         key = f"ajet.task_reader.{self.section}.{'training' if split == 'train' else split}.file_path"
         path = self._files[split]
         if not path:
@@ -64,62 +64,66 @@ class JsonlReader:
         return read_tasks(find_file(path, self._base, key=key), self.task_of, skip=self._skips_bad_rows, counter=self)
 
     def place_of(self, index: int) -> str:
-        """Return file and line of a task of the split read last."""
-        name, numbers = self._task_lines
-        return f"{name}:{numbers[index]}"
+        """Return file name and line number of a task, by its index in the split read last."""
+        file_name, line_numbers = self._task_lines
+        return f"{file_name}:{line_numbers[index]}"
 
     def note_lines(self, file: Path, numbers: list[int]) -> None:
         """Store the line number of each task of a file, for error messages."""
         self._task_lines = (file.name, numbers)
 
     def task_of(self, row: dict[str, Any]) -> Task:
-        """The task of a row. Raises BadRowError."""
+        """Return the task of a row. Raises BadRowError."""
         return task_of(row, self._columns)
 
 
 def read_tasks(
     file: Path, made: Callable[[dict[str, Any]], Task], *, skip: bool = False, counter: JsonlReader | None = None
 ) -> list[Task]:
-    """Read the tasks of one file.
+    """Read the tasks of one file of JSON lines.
 
     Args:
-        made: converts a row to a task; may raise BadRowError.
-        skip: skip bad lines.
+        made: Converts a row to a task; may raise BadRowError.
+        skip: True to skip bad lines and log their number.
+        counter: Gets the number of skipped lines, and the line number of each task.
 
     Raises:
-        TaskError: a bad line, unless skipped.
+        TaskError: a bad line, unless skipped, or a file without tasks.
     """
     tasks: list[Task] = []
-    numbers: list[int] = []
-    bad: list[tuple[int, str]] = []
-    for number, line in _read_lines(file):
+    line_numbers: list[int] = []
+    bad_lines: list[tuple[int, str]] = []
+    for line_number, line in _read_lines(file):
         try:
             tasks.append(made(_parse_row(line)))
-            numbers.append(number)
-        except BadRowError as problem:
-            if not tasks and not bad and (other := _recognize_other_format(file, line)) is not None:
+            line_numbers.append(line_number)
+        except BadRowError as error:
+            # The first line decides whether the file is of another format, which no skipping helps.
+            if not tasks and not bad_lines and (other_format := _recognize_other_format(file, line)) is not None:
                 raise TaskError(
-                    f"{other[0]}: {problem}.", where=f"{file}:{number}", expected=LINES, do=other[1]
+                    f"{other_format[0]}: {error}.", where=f"{file}:{line_number}", expected=LINES, do=other_format[1]
                 ) from None
             if not skip and not _is_utf8(line):
-                raise _encoding_error(file, number, line, f": {problem}") from None
+                raise _encoding_error(file, line_number, line, f": {error}") from None
             if not skip:
                 raise TaskError(
-                    f"A row cannot be used as a task: {problem}.",
-                    where=f"{file}:{number}",
+                    f"A row cannot be used as a task: {error}.",
+                    where=f"{file}:{line_number}",
                     expected="one JSON object per line, with a question",
-                    do=problem.do or "correct the line, or set ajet.task_reader.on_bad_row=skip to leave such rows out",
+                    do=error.do or "correct the line, or set ajet.task_reader.on_bad_row=skip to leave such rows out",
                 ) from None
-            bad.append((number, str(problem)))
-    if bad:
-        total = len(bad) + len(tasks)
-        logger.warning("{}: ajet left out {} of {} rows; the first, line {}: {}", file, len(bad), total, *bad[0])
+            bad_lines.append((line_number, str(error)))
+    if bad_lines:
+        total = len(bad_lines) + len(tasks)
+        logger.warning(
+            "{}: ajet left out {} of {} rows; the first, line {}: {}", file, len(bad_lines), total, *bad_lines[0]
+        )
         if counter is not None:
-            counter.skipped += len(bad)
+            counter.skipped += len(bad_lines)
     if counter is not None:
-        counter.note_lines(file, numbers)
+        counter.note_lines(file, line_numbers)
     if not tasks:
-        reason = f": all {len(bad)} rows were left out, the first because {bad[0][1]}" if bad else ""
+        reason = f": all {len(bad_lines)} rows were left out, the first because {bad_lines[0][1]}" if bad_lines else ""
         raise TaskError(
             f"The task file contains no task{reason}.", where=str(file), expected="one JSON object per line"
         )
@@ -127,10 +131,10 @@ def read_tasks(
 
 
 def _recognize_other_format(file: Path, line: bytes) -> tuple[str, str] | None:
-    """Describe a file of another format by its first bad row, with advice; None for JSON Lines."""
+    """Return (what the file is, advice) for a file that is not JSON Lines, by its first bad line; else None."""
     if line.lstrip().startswith(b"["):
-        anew = f"convert the file, for example by `jq -c '.[]' {file.name} > {file.stem}.lines.jsonl`"
-        return "The task file is a JSON array, or begins like one", anew
+        conversion = f"convert the file, for example by `jq -c '.[]' {file.name} > {file.stem}.lines.jsonl`"
+        return "The task file is a JSON array, or begins like one", conversion
     if file.suffix.lower() in TABLES:
         advice = (
             "to read it, set task_reader: {type: huggingface_dat_repo, huggingface_dat_repo: {dataset_path: "
@@ -141,6 +145,7 @@ def _recognize_other_format(file: Path, line: bytes) -> tuple[str, str] | None:
 
 
 def _is_utf8(line: bytes) -> bool:
+    """Return True if a line is valid UTF-8."""
     try:
         line.decode()
     except UnicodeDecodeError:
@@ -149,6 +154,12 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def _encoding_error(file: Path, number: int, line: bytes, why: str = "") -> TaskError:
+    """Return the error for a file in another encoding than UTF-8, with the likely encoding and a command to convert it.
+
+    Args:
+        number: Number of the line.
+        why: Further cause, appended to the message.
+    """
     encoding = guess_encoding(line)
     return TaskError(
         f"{file.name} is not UTF-8; it looks like {encoding}{why}.",
@@ -159,15 +170,20 @@ def _encoding_error(file: Path, number: int, line: bytes, why: str = "") -> Task
 
 
 def line_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | BadRowError]]:
-    """Yield line number and object, or the reason for a bad line."""
+    """Yield each line's number (from 1) with its JSON object, or with the error of a bad line."""
     for number, line in _read_lines(file):
         try:
             yield number, _parse_row(line)
-        except BadRowError as problem:
-            yield number, problem
+        except BadRowError as error:
+            yield number, error
 
 
 def _read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield number (from 1) and bytes of each line that is not blank, without a byte order mark.
+
+    Raises:
+        TaskError: the file cannot be read, or is a spreadsheet or UTF-16.
+    """
     with explain_read_errors(file), file.open("rb") as stream:
         require_no_spreadsheet(file)
         for number, line in enumerate(stream, start=1):
@@ -181,10 +197,11 @@ def _read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _parse_row(line: bytes) -> dict[str, Any]:
+    """Return the JSON object of a line. Raises BadRowError."""
     try:
-        text = line.decode("utf-8").rstrip()  # so an error at the end names this line, not the next
-    except UnicodeDecodeError as problem:
-        raise BadRowError(f"not UTF-8 at byte {problem.start + 1} (it looks like {guess_encoding(line)})") from None
+        text = line.decode("utf-8").rstrip()  # without the line break: an error at the end is then in this line
+    except UnicodeDecodeError as error:
+        raise BadRowError(f"not UTF-8 at byte {error.start + 1} (it looks like {guess_encoding(line)})") from None
     if text.strip() in ("[", "[{"):
         raise BadRowError("it looks like one JSON array, not JSON Lines")
     row = read_json(text)

@@ -30,6 +30,16 @@ class TaskOrder:
     def __init__(
         self, tasks: Sequence[Task], seed: int, shuffle: bool = True, curriculum: CurriculumSampler | None = None
     ) -> None:
+        """Order the tasks of each epoch.
+
+        Args:
+            seed: Selects the shuffled order.
+            shuffle: False to keep the order of `tasks` in each epoch.
+            curriculum: Chooses the tasks of each epoch. None: all tasks.
+
+        Raises:
+            TaskError: there are no tasks.
+        """
         if not tasks:
             raise TaskError("The task reader has no tasks to train on.", do="check the data set that task_reader names")
         self._tasks = list(tasks)
@@ -46,25 +56,37 @@ class TaskOrder:
         return len(self._curriculum) if self._curriculum is not None else len(self._tasks)
 
     def task(self, order: int) -> Task:
-        """Return the task at the position `order`."""
+        """Return the task at the position `order`, counted from 0 over all epochs."""
         epoch, index = divmod(order, len(self))
         if self._curriculum is not None:
             return self._by_id[self._curriculum.epoch(epoch)[index]]
         if not self._is_shuffled:
             return self._tasks[index]
-        if self._permutation[0] != epoch:
+        if self._permutation[0] != epoch:  # only one epoch's permutation is cached
             ranks = [shuffle_key(self._seed, epoch, task.task_id) for task in self._tasks]
             self._permutation = (epoch, sorted(range(len(self._tasks)), key=ranks.__getitem__))
         return self._tasks[self._permutation[1][index]]
 
     def record_results(self, groups: Iterable[Group], waiting: Sequence[int]) -> None:
-        """Record results of attempts for the curriculum. `waiting`: started positions of `Store.begun`."""
+        """Record results of attempts for the curriculum; without a curriculum nothing changes.
+
+        Args:
+            groups: Groups of finished attempts.
+            waiting: Positions that are started and not over; the curriculum keeps their epochs.
+        """
         if self._curriculum is not None:
             self._curriculum.record_results(groups)
             self._curriculum.forget(waiting)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Continue from a saved `identity`. Raises TaskError for another order."""
+        """Continue the order of a checkpoint.
+
+        Args:
+            saved: The value of `identity` in the checkpoint.
+
+        Raises:
+            TaskError: tasks, seed or shuffling differ from the checkpoint's.
+        """
         self.require_same(saved)
         if self._curriculum is not None and "curriculum" in saved:
             self._curriculum.restore(saved["curriculum"])
@@ -82,16 +104,16 @@ class TaskOrder:
 
     def require_same(self, saved: Mapping[str, Any]) -> None:
         """Refuse a checkpoint made with other tasks, seed, shuffling or task content. Raises TaskError."""
-        now = self.identity()
-        counts = f"{saved['count']} tasks as before, found {now['count']}"
-        changes = {
-            "tasks": ("the tasks", counts if saved["count"] != now["count"] else "the same task ids as before"),
-            "seed": ("the seed", f"seed {saved['seed']}, found {now['seed']}"),
-            "shuffle": ("data.shuffle", f"{saved['shuffle']}, found {now['shuffle']}".lower()),
+        current = self.identity()
+        counts = f"{saved['count']} tasks as before, found {current['count']}"
+        description_by_key = {
+            "tasks": ("the tasks", counts if saved["count"] != current["count"] else "the same task ids as before"),
+            "seed": ("the seed", f"seed {saved['seed']}, found {current['seed']}"),
+            "shuffle": ("data.shuffle", f"{saved['shuffle']}, found {current['shuffle']}".lower()),
             "content": ("the content of the tasks", "the same texts and columns as before"),
         }
-        for key, (name, expected) in changes.items():
-            if saved[key] != now[key]:
+        for key, (name, expected) in description_by_key.items():
+            if saved[key] != current[key]:
                 raise TaskError(
                     f"The task order saved in the checkpoint cannot be continued, because {name} changed since.",
                     expected=expected,
@@ -99,7 +121,7 @@ class TaskOrder:
                 )
 
     def _digest_parts(self, parts: Iterable[str]) -> str:
-        """Return the digest of one text per task; independent of row order if shuffled."""
+        """Return one digest of all tasks' texts (ids or contents); it does not depend on row order if shuffled."""
         ordered = sorted(parts) if self._is_shuffled else parts
         return hashlib.blake2b("\0".join(ordered).encode(), digest_size=12).hexdigest()
 
@@ -110,7 +132,7 @@ def shuffle_key(seed: int, epoch: int, task_id: str) -> bytes:
 
 
 def _digest_task(task: Task) -> str:
-    """Return the digest of a task's content; objects without a JSON form count by class."""
+    """Return the digest of a task's content. An object without a JSON form counts by its class only."""
     text = json.dumps(task.model_dump(), skipkeys=True, default=lambda value: f"<{type(value).__qualname__}>")
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -128,6 +150,11 @@ class CurriculumSampler:
     """
 
     def __init__(self, ids: Sequence[str], settings: Settings, seed: int) -> None:
+        """Start without results.
+
+        Args:
+            ids: Ids of all tasks.
+        """
         self._ids = sorted(ids)
         self._settings = settings
         self._seed = seed
@@ -139,14 +166,14 @@ class CurriculumSampler:
         return self._settings.count_epoch_tasks(len(self._ids))
 
     def epoch(self, number: int) -> list[str]:
-        """Return the epoch's task ids in order."""
+        """Return the epoch's task ids in order. The first call draws them by the success rates of that moment."""
         if number not in self._epochs:
-            ranked = sorted(self._ids, key=lambda each: self._draw_key(number, each))
+            ranked = sorted(self._ids, key=lambda task_id: self._draw_key(number, task_id))
             self._epochs[number] = ranked[: len(self)]
         return self._epochs[number]
 
     def forget(self, waiting: Sequence[int]) -> None:
-        """Drop all epochs except the newest one and epochs with waiting positions."""
+        """Drop drawn epochs that are not needed: all but the newest one and those of the positions in `waiting`."""
         needed = {max(self._epochs, default=0), *(order // len(self) for order in waiting)}
         self._epochs = {number: ids for number, ids in self._epochs.items() if number in needed}
 
@@ -164,7 +191,7 @@ class CurriculumSampler:
         return (successes + 1) / (attempts + 2)
 
     def state(self) -> dict[str, Any]:
-        """The curriculum as JSON values, for a checkpoint."""
+        """Return task ids, success rates and drawn epochs as JSON values, for a checkpoint."""
         return {
             "ids": self._ids,
             "seen": self._success_and_count,
@@ -174,16 +201,22 @@ class CurriculumSampler:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of a checkpoint."""
         self._success_and_count = {
-            name: [float(number) for number in success_and_count] for name, success_and_count in state["seen"].items()
+            task_id: [float(number) for number in success_and_count]
+            for task_id, success_and_count in state["seen"].items()
         }
         self._epochs = {int(number): list(ids) for number, ids in state["epochs"].items()}
 
     def _draw_key(self, epoch: int, task_id: str) -> float:
+        """Return the sort key of a task in an epoch's draw, -log(u) / weight with u in (0, 1) from a hash.
+
+        Tasks with the smallest keys are drawn (Efraimidis and Spirakis, 2006).
+        """
         digest = hashlib.blake2b(f"{self._seed}\0{epoch}\0{task_id}".encode(), digest_size=8).digest()
-        chance = (int.from_bytes(digest, "big") + 0.5) / 2**64
-        return -math.log(chance) / self._draw_weight(self.share(task_id))
+        uniform = (int.from_bytes(digest, "big") + 0.5) / 2**64
+        return -math.log(uniform) / self._draw_weight(self.share(task_id))
 
     def _draw_weight(self, share: float) -> float:
+        """Return a task's weight in the draw, from `floor` to 1, by its smoothed share of successful attempts."""
         floor, prefer = self._settings.floor, self._settings.prefer
         assert prefer is not None, "a curriculum has `prefer`"
         preference = {"uncertain": 4 * share * (1 - share), "easy": share, "hard": 1 - share}[prefer]

@@ -19,19 +19,27 @@ if TYPE_CHECKING:
 
 
 def drop_overlong(tasks: Sequence[Task], data: DataConfig, tokenizer: Any) -> Sequence[Task]:
-    """Return the tasks that fit. Raises TaskError if none is left, or for any overlong task if `data.on_overlong` is
-    error."""
+    """Return the tasks whose prompt has at most `data.max_prompt_length` tokens, and log how many were left out.
+
+    Args:
+        tokenizer: Counts tokens. None: no task is overlong.
+
+    Raises:
+        TaskError: no task is left, or a task is overlong and `data.on_overlong` is error.
+    """
     limit: int = data.max_prompt_length
     fitting = [task for task in tasks if _fits_prompt(task, tokenizer, limit)]
     dropped = len(tasks) - len(fitting)
     if not dropped:
         return tasks
-    first = next(task for task in tasks if not _fits_prompt(task, tokenizer, limit))
-    problem = f"{dropped} of {len(tasks)} tasks have a prompt longer than {limit} tokens (the first: {first.task_id})"
+    overlong = next(task for task in tasks if not _fits_prompt(task, tokenizer, limit))
+    problem = (
+        f"{dropped} of {len(tasks)} tasks have a prompt longer than {limit} tokens (the first: {overlong.task_id})"
+    )
     if data.on_overlong == "error" or not fitting:
         raise TaskError(
             f"{problem}.",
-            where=f"task {first.task_id}",
+            where=f"task {overlong.task_id}",
             expected=f"at most ajet.data.max_prompt_length = {limit} tokens",
             do="raise ajet.data.max_prompt_length, or set ajet.data.on_overlong: filter",
         )
@@ -40,6 +48,7 @@ def drop_overlong(tasks: Sequence[Task], data: DataConfig, tokenizer: Any) -> Se
 
 
 def _fits_prompt(task: Task, tokenizer: Any, limit: int) -> bool:
+    """Return True if a task's messages and question have at most `limit` tokens; always without a tokenizer."""
     text = "\n".join(extract_text(message) for message in task.init_messages) + task.main_query
     if tokenizer is None or len(text.encode()) <= limit:  # a token is at least one byte
         return True

@@ -35,10 +35,10 @@ class BadRowError(AjetError, ValueError):
 
 
 def read_json(text: str) -> Any:
-    """Return the value of a JSON text from a user, whose texts can all be written. Raises BadRowError."""
+    """Return the value of a JSON text from a user. Raises BadRowError for a lone surrogate, which UTF-8 cannot hold."""
     value = decode_json(text)
     try:
-        if "\\ud" in text.lower():
+        if "\\ud" in text.lower():  # the escape of a surrogate: only then is the value encoded for a check
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise BadRowError("it contains half of a surrogate pair, which is not valid text") from None
@@ -51,8 +51,8 @@ def decode_json(text: str) -> Any:
     """Return the value of a JSON text, including lone surrogates. Raises BadRowError with the reason."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError as problem:
-        raise BadRowError(f"it is not valid JSON ({problem.msg} at column {problem.colno})", problem.lineno) from None
+    except json.JSONDecodeError as error:
+        raise BadRowError(f"it is not valid JSON ({error.msg} at column {error.colno})", error.lineno) from None
     except RecursionError:
         raise BadRowError("nested too deeply") from None
     except ValueError:  # Python reads no integer beyond this limit
@@ -65,7 +65,14 @@ def decode_json(text: str) -> Any:
 
 
 def to_plain(value: Any, location: str = "") -> Any:
-    """Return the value as JSON holds it. Raises BadRowError."""
+    """Return the value with all parts as JSON values: dates as ISO text, bytes as base64, arrays as lists.
+
+    Args:
+        location: Path of the value within its row, for errors.
+
+    Raises:
+        BadRowError: a part has no JSON form, such as NaN.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool):
@@ -107,7 +114,7 @@ def to_plain(value: Any, location: str = "") -> Any:
 
 
 def check_json(value: Any, location: str = "") -> None:
-    """Refuse a value that JSON cannot hold unchanged. Raises BadRowError."""
+    """Raise BadRowError for a value that JSON cannot represent unchanged. `location`: the value's path in its row."""
     try:
         _check_value(value, location)
     except RecursionError:
@@ -132,6 +139,7 @@ def _check_value(value: Any, location: str) -> None:
 
 
 def _check_text(text: str, location: str) -> None:
+    """Raise BadRowError for a text with a lone surrogate, which UTF-8 cannot hold."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -29,13 +29,13 @@ class RandomDummyReader:
         self._seed = experiment.ajet.seed
 
     def has(self, split: TaskSplit) -> bool:
-        """True if the split has tasks."""
+        """Return True if the split has tasks."""
         return self._sizes[split] > 0
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Return the configured number of tasks."""
+        """Return the configured number of tasks with distinct random numbers, the same on each call."""
         rng = random.Random(f"{self._seed}/{split}")
-        numbers: dict[int, None] = {}
+        numbers: dict[int, None] = {}  # a set in the order of drawing
         while len(numbers) < self._sizes[split]:
             numbers[rng.randrange(HALF) + (HALF if split == "validation" else 0)] = None
         return [

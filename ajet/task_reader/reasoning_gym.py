@@ -73,9 +73,15 @@ class ReasoningGymReader:
         return self._dataset_by_seed[seed]
 
     def _create_dataset(self, seed: int) -> Any:
+        """Create the Reasoning Gym dataset of the task family for a seed.
+
+        Raises:
+            MissingExtraError: the package is not installed.
+            TaskError: the family or a parameter is unknown.
+        """
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SyntaxWarning)
+                warnings.simplefilter("ignore", SyntaxWarning)  # from compiling the package's code
                 from reasoning_gym.factory import DATASETS, create_dataset
         except ImportError:
             raise MissingExtraError(
@@ -91,10 +97,10 @@ class ReasoningGymReader:
         size = max((self._sizes[split] for split, split_seed in self._seeds.items() if split_seed == seed), default=1)
         try:
             return create_dataset(self._family, seed=seed, size=max(1, size), **self._params)
-        except (TypeError, ValueError, AssertionError) as problem:
+        except (TypeError, ValueError, AssertionError) as error:
             raise TaskError(
-                f"The task family {self._family} refuses its parameters: {problem}", where=f"{KEY}.params"
-            ) from problem
+                f"The task family {self._family} refuses its parameters: {error}", where=f"{KEY}.params"
+            ) from error
 
 
 class ReasoningGymJudge:
@@ -107,12 +113,14 @@ class ReasoningGymJudge:
         """Return the family's score in 0..1 and True for full marks. Raises JudgeFailure without an answer."""
         from reasoning_gym.utils import extract_answer
 
-        origin = workflow_task.task.metadata["reasoning_gym"]
+        entry_origin = workflow_task.task.metadata["reasoning_gym"]
         if "final_answer" not in workflow_output.metadata:
             raise JudgeFailure('the workflow returned no metadata["final_answer"], which reasoning-gym\'s scorer needs')
         answer = workflow_output.metadata["final_answer"]
         answer = "" if answer is None else str(answer)
-        tagged = extract_answer(answer)
-        entries = self._reader.entries(origin["seed"])
-        score = float(entries.score_answer(answer if tagged is None else tagged, entries[origin["index"]]))
+        tagged_answer = extract_answer(answer)
+        entries = self._reader.entries(entry_origin["seed"])
+        score = float(
+            entries.score_answer(answer if tagged_answer is None else tagged_answer, entries[entry_origin["index"]])
+        )
         return score, score >= 1.0

@@ -40,24 +40,27 @@ class OpenedReader:
 
     def has(self, split: TaskSplit) -> bool:
         """True if the split is configured; reading its tasks may still fail."""
-        ask = getattr(self._reader, "has", None)
-        return True if ask is None else bool(ask(split))
+        has_split = getattr(self._reader, "has", None)
+        return True if has_split is None else bool(has_split(split))
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """The split's tasks. Raises TaskError."""
+        """Return the split's checked tasks with unique ids; they are read once. Raises TaskError."""
         if split not in self._tasks_of_split:
             self._tasks_of_split[split] = self._read_split(split)
         return self._tasks_of_split[split]
 
     def json_tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Return the split's tasks for writing as JSON. Raises TaskError for values JSON cannot hold."""
+        """Return the split's tasks, which can be written as JSON. Raises TaskError for values JSON cannot represent."""
         tasks = self.tasks(split)
         for index, task in enumerate(tasks):
             require_json(task, f"{self._name}, {split} task {index}")
         return tasks
 
     def _read_split(self, split: TaskSplit) -> list[Task]:
-        """Read the tasks of a split, check that each is a Task, and give an id to each."""
+        """Read the tasks of a split, check that each is a Task, and give a unique id to each.
+
+        Shared and empty ids are logged.
+        """
         tasks = list(self._reader.tasks(split))
         if not tasks:
             raise TaskError(
@@ -74,24 +77,24 @@ class OpenedReader:
                 )
         read_tasks = tasks
         try:
-            tasks, shared = assign_ids(tasks)
+            tasks, shared_ids = assign_ids(tasks)
         except ValueError:  # an integer that is too long to be written: no record could hold the task
             for index, task in enumerate(tasks):
                 require_json(task, f"{self._name}, {split} task {index}")
             raise
-        place = getattr(self._reader, "place_of", None) or (lambda index: f"{split} task {index}")
-        if warning := explain_ids(read_tasks, shared, place):
+        locate_task = getattr(self._reader, "place_of", None) or (lambda index: f"{split} task {index}")
+        if warning := explain_ids(read_tasks, shared_ids, locate_task):
             logger.warning("{}", warning)
         return tasks
 
 
 def require_json(task: Task, where: str) -> None:
-    """Refuse a task that JSON cannot hold. `where`: reader and task. Raises TaskError."""
+    """Raise TaskError for a task that JSON cannot represent. `where`: reader and task, for the error."""
     try:
         check_json(dict(task))
-    except (BadRowError, RecursionError) as problem:
+    except (BadRowError, RecursionError) as error:
         raise TaskError(
-            f"A task cannot be written as JSON: {problem or 'it is nested too deeply'}.",
+            f"A task cannot be written as JSON: {error or 'it is nested too deeply'}.",
             where=where,
             expected="strings, finite numbers, true, false, null, and lists and objects of these",
             do="convert dates, decimals and bytes to strings where the task is created",
@@ -105,14 +108,20 @@ class TrainingAsValidation(OpenedReader):
         super().__init__(reader._reader, reader._name)
 
     def has(self, split: TaskSplit) -> bool:
+        """Return True if the training split is configured, whichever split is requested."""
         return super().has("train")
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """Return the training tasks, whichever split is requested."""
         return super().tasks("train")
 
 
 def open_reader(experiment: Experiment) -> OpenedReader:
-    """The reader that the experiment names. Raises UserError."""
+    """Open the task reader of `task_reader.type`: a built-in or plug-in name, a reference to a class, or a class.
+
+    Raises:
+        UserError: there is no such reader, or its constructor raised the error.
+    """
     name, key = experiment.ajet.task_reader.type, "ajet.task_reader.type"
     if isinstance(name, type):
         return _open_user_reader(name, name.__name__, experiment)
@@ -129,6 +138,7 @@ def open_reader(experiment: Experiment) -> OpenedReader:
 
 
 def _open_user_reader(found: Any, name: str, experiment: Experiment) -> OpenedReader:
+    """Construct a user's reader class with the configuration. Raises ConfigError for any other object."""
     if not isinstance(found, type) or not callable(getattr(found, "tasks", None)):
         raise ConfigError(
             f"{name} is not a task reader.",
@@ -140,7 +150,11 @@ def _open_user_reader(found: Any, name: str, experiment: Experiment) -> OpenedRe
 
 
 def count_local_tasks(experiment: Experiment) -> dict[TaskSplit, int] | None:
-    """Return the number of tasks per split; None for a source outside this machine. Raises UserError."""
+    """Return the number of tasks of each configured split; None unless the tasks come from local files.
+
+    Raises:
+        UserError: the files are missing or cannot be read.
+    """
     reader = experiment.ajet.task_reader
     if reader.type == "huggingface_dat_repo":
         path = reader.huggingface_dat_repo.dataset_path

@@ -53,7 +53,7 @@ class ColumnNames:
 
 
 def row_of(task: Task) -> dict[str, Any]:
-    """Return the row from which `task_of` builds the task, without empty fields."""
+    """Return a task's fields as a row, without empty fields. `task_of` builds the task from such a row."""
     return {name: value for name, value in task.model_dump().items() if value not in ("", [], {}, "no_env")}
 
 
@@ -76,27 +76,27 @@ def task_of(row: Mapping[str, Any], columns: ColumnNames) -> Task:
     query_column = columns.main_query or row_columns.first(QUERY_COLUMNS)
     query = None if query_column is None else row_columns.look_up(query_column)
     messages = row_columns.get("init_messages") or []
-    reply = None
+    reference_reply = None
     if isinstance(query, list) and messages:  # the messages already open the dialogue
         query = ""
     elif isinstance(query, list):
         messages, query = query, ""
-        if fold_name(query_column or _PROMPT) != _PROMPT:
-            messages, reply = _split_reply(messages)
+        if fold_name(query_column or _PROMPT) != _PROMPT:  # in `prompt`, the assistant's text is part of the prompt
+            messages, reference_reply = _split_reply(messages)
     query = "" if query is None else query
     env_type = row_columns.get("env_type") or "no_env"
     own_metadata = row_columns.get("metadata")
     metadata = dict(row)
-    if isinstance(own_metadata, Mapping):
+    if isinstance(own_metadata, Mapping):  # then columns that are fields of Task do not belong to the metadata
         metadata = {name: value for name, value in row.items() if not row_columns.is_any_of(name, Task.model_fields)}
         metadata.update(own_metadata)
     answer = row_columns.look_up(columns.answer) if columns.answer else row_columns.first_value(ANSWER_COLUMNS)
-    answer = reply if answer is None else answer
+    answer = reference_reply if answer is None else answer
     if answer is not None and (columns.answer or metadata.get("answer") is None):
         metadata["answer"] = answer
     task_id = row_columns.look_up(columns.task_id) if columns.task_id else row_columns.first_value(ID_COLUMNS)
-    for name, value, kind in (("the question", query, str), ("env_type", env_type, str)):
-        if not isinstance(value, kind):
+    for name, value, expected_type in (("the question", query, str), ("env_type", env_type, str)):
+        if not isinstance(value, expected_type):
             raise BadRowError(f"{name} is {type(value).__name__}, expected a string")
     if not (isinstance(messages, list) and all(isinstance(item, Mapping) and "role" in item for item in messages)):
         raise BadRowError("its messages are not a list of objects with a role")
@@ -145,30 +145,34 @@ def _no_question_error(row: Mapping[str, Any]) -> BadRowError:
 
 
 def _nearest_question(row: Mapping[str, Any]) -> str | None:
-    """Return the most likely question column: messages, else the name most similar to a standard name, else any text
-    that is no answer or id.
+    """Return the column most likely to be the question, with dots for nested fields, or None.
 
-    Dots select nested fields.
+    That is a column of messages, else the name most similar to a standard name, else any text that is no answer or id.
     """
-    if (dialogue := next((name for name, value in row.items() if _is_dialogue(value)), None)) is not None:
-        return dialogue
-    texts = [name for name, value in row.items() if isinstance(value, str | list)]
-    texts += [
-        f"{name}.{part}"
+    if (dialogue_column := next((name for name, value in row.items() if _is_dialogue(value)), None)) is not None:
+        return dialogue_column
+    text_columns = [name for name, value in row.items() if isinstance(value, str | list)]
+    text_columns += [
+        f"{name}.{field}"
         for name, value in row.items()
         if isinstance(value, Mapping)
-        for part, inner in value.items()
-        if isinstance(inner, str | list)
+        for field, field_value in value.items()
+        if isinstance(field_value, str | list)
     ]
-    for usual in QUERY_COLUMNS:
-        if similar := next((name for name in texts if usual in fold_name(name)), None) or nearest_name(usual, texts):
-            return similar
+    for standard_name in QUERY_COLUMNS:
+        if similar_name := next(
+            (name for name in text_columns if standard_name in fold_name(name)), None
+        ) or nearest_name(standard_name, text_columns):
+            return similar_name
     other_columns = (*ANSWER_COLUMNS, *ID_COLUMNS)
-    return next((name for name in texts if not any(usual in fold_name(name) for usual in other_columns)), None)
+    return next(
+        (name for name in text_columns if not any(standard_name in fold_name(name) for standard_name in other_columns)),
+        None,
+    )
 
 
 def _is_dialogue(value: Any) -> bool:
-    """True for messages that wait for a reply."""
+    """Return True for a list of messages with a user's, whose last message is not the assistant's."""
     if not (isinstance(value, list) and value):
         return False
     are_messages = all(isinstance(item, Mapping) and {"role", "content"} <= {*item} for item in value)
@@ -176,41 +180,54 @@ def _is_dialogue(value: Any) -> bool:
 
 
 def assign_ids(tasks: Iterable[Task]) -> tuple[list[Task], dict[str, list[int]]]:
-    """Give every task a unique id; also return shared ids with the positions of their tasks.
+    """Give every task a unique id that depends on its content only.
 
     A missing id becomes a hash of the content; a shared id gets the hash appended; identical rows get a counter.
+
+    Returns:
+        The tasks, and for each id shared by several tasks their indices.
     """
     tasks = list(tasks)
-    places: dict[str, list[int]] = {}
+    indices_by_id: dict[str, list[int]] = {}
     for index, task in enumerate(tasks):
-        places.setdefault(task.task_id, []).append(index)
-    id_counts = {task_id: len(indices) for task_id, indices in places.items()}
-    result: list[Task] = []
+        indices_by_id.setdefault(task.task_id, []).append(index)
+    id_counts = {task_id: len(indices) for task_id, indices in indices_by_id.items()}
+    tasks_with_ids: list[Task] = []
     used_ids = {task_id for task_id, count in id_counts.items() if count == 1 and task_id}
-    numbers: Counter[str] = Counter()
+    counter_by_id: Counter[str] = Counter()
     for task in tasks:
         if task.task_id and id_counts[task.task_id] == 1:
-            result.append(task)
+            tasks_with_ids.append(task)
             continue
-        base = f"{task.task_id}-{_digest_content(task)}" if task.task_id else _digest_content(task)
-        name = base
-        while name in used_ids:
-            numbers[base] += 1
-            name = f"{base}-{numbers[base] + 1}"
-        used_ids.add(name)
-        result.append(task.model_copy(update={"task_id": name}))
-    return result, {task_id: indices for task_id, indices in places.items() if task_id and len(indices) > 1}
+        hashed_id = f"{task.task_id}-{_digest_content(task)}" if task.task_id else _digest_content(task)
+        unique_id = hashed_id
+        while unique_id in used_ids:
+            counter_by_id[hashed_id] += 1
+            unique_id = f"{hashed_id}-{counter_by_id[hashed_id] + 1}"
+        used_ids.add(unique_id)
+        tasks_with_ids.append(task.model_copy(update={"task_id": unique_id}))
+    return tasks_with_ids, {
+        task_id: indices for task_id, indices in indices_by_id.items() if task_id and len(indices) > 1
+    }
 
 
 def explain_ids(tasks: Sequence[Task], shared: Mapping[str, Sequence[int]], place: Callable[[int], str]) -> str:
-    """Describe invalid ids and their places; "" without any. `place`: location of a task by index."""
+    """Return a warning about shared and empty ids, with the places of their tasks; "" without any.
+
+    Args:
+        tasks: The tasks as read.
+        shared: For each id shared by several tasks their indices.
+        place: Returns the location of a task, such as file and line, by its index.
+    """
     problems = [
         f"the same id {json.dumps(task_id, ensure_ascii=False)} at {_format_places(indices, place)}"
         for task_id, indices in list(shared.items())[:SHOWN_IDS]
     ]
     problems += [f"{len(shared) - SHOWN_IDS} more such ids"] if len(shared) > SHOWN_IDS else []
-    empty = [index for index, task in enumerate(tasks) if any(task.metadata.get(name) == "" for name in ID_COLUMNS)]
-    problems += [f"an empty id at {_format_places(empty, place)}"] if empty else []
+    indices_without_id = [
+        index for index, task in enumerate(tasks) if any(task.metadata.get(name) == "" for name in ID_COLUMNS)
+    ]
+    problems += [f"an empty id at {_format_places(indices_without_id, place)}"] if indices_without_id else []
     if not problems:
         return ""
     return (
@@ -220,8 +237,9 @@ def explain_ids(tasks: Sequence[Task], shared: Mapping[str, Sequence[int]], plac
 
 
 def _format_places(indices: Sequence[int], place: Callable[[int], str]) -> str:
-    more = len(indices) - SHOWN_IDS
-    return ", ".join(map(place, indices[:SHOWN_IDS])) + (f" and {more} more" if more > 0 else "")
+    """Return the places of the first SHOWN_IDS tasks, and how many more there are."""
+    remaining = len(indices) - SHOWN_IDS
+    return ", ".join(map(place, indices[:SHOWN_IDS])) + (f" and {remaining} more" if remaining > 0 else "")
 
 
 def read_finite(value: Any, name: str) -> float:
@@ -234,7 +252,7 @@ def read_finite(value: Any, name: str) -> float:
 
 
 def json_kind(value: Any) -> str:
-    """Return JSON's name for the kind of a value, for errors."""
+    """Return a value's kind in the words of JSON, for errors: "a number", "an empty list", "missing" for None."""
     if value is None:
         return "missing"
     if isinstance(value, bool):
@@ -248,5 +266,6 @@ def json_kind(value: Any) -> str:
 
 
 def _digest_content(task: Task) -> str:
+    """Return a hash of the task's content without its id, 16 hexadecimal digits."""
     text = json.dumps(task.model_dump(exclude={"task_id"}), sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
