@@ -66,29 +66,40 @@ def use_endpoints(endpoints: Endpoints) -> Iterator[None]:
 
 
 def register_endpoint(endpoint: Endpoint, by: Endpoints) -> Endpoint:
-    """Remember the attempt of an endpoint's key and return the endpoint."""
+    """Store which attempt (`by`) an endpoint's key belongs to, and return the endpoint.
+
+    Another attempt's request with this key is then refused.
+    """
     _endpoints_by_key[endpoint.api_key] = by
     return endpoint
 
 
 class RunEnvironment:
-    """The environment of a run, from now until `close`. `endpoint`: the gateway's address with the run's key."""
+    """Environment variables of a run, set from the object's creation until `close`."""
 
     def __init__(self, endpoint: Endpoint) -> None:
+        """Set the variables of both SDKs to the gateway's address and the run's key, unless the user has set them.
+
+        Requests with the run's key get the current episode's key from now on.
+
+        Args:
+            endpoint: The gateway's address with the run's key.
+        """
         variables = endpoint.environment
         unset_brands = [brand for brand in _BRANDS if not any(os.environ.get(name) for name in brand)]
-        names = [name for brand in unset_brands for name in brand]
-        bypass = build_bypass(os.environ, urlsplit(endpoint.base_url).hostname or "")
-        self._earlier_values = {name: os.environ.get(name) for name in (*names, *bypass)}
-        os.environ.update(bypass)
+        set_names = [name for brand in unset_brands for name in brand]
+        proxy_bypass = build_bypass(os.environ, urlsplit(endpoint.base_url).hostname or "")
+        self._earlier_values = {name: os.environ.get(name) for name in (*set_names, *proxy_bypass)}
+        os.environ.update(proxy_bypass)
         _watch_endpoint(endpoint)
-        for name in names:
+        for name in set_names:
+            # The user's own value, for models of other servers.
             os.environ[OUTSIDE + name] = self._earlier_values[name] or ""
             os.environ[name] = variables[name]
         self._key = endpoint.api_key
 
     def close(self) -> None:
-        """Put the environment variables back as they were, and httpx after the last run. Idempotent."""
+        """Restore the environment variables, and after the last open run the HTTP clients. Idempotent."""
         for name, value in self._earlier_values.items():
             os.environ.pop(OUTSIDE + name, None)
             if value is None:
@@ -115,17 +126,24 @@ def enter_attempt(endpoint: Endpoint) -> None:
 
 
 def _watch_endpoint(endpoint: Endpoint) -> None:
+    """Give requests with this endpoint's key the current episode's key, in all HTTP clients of the process."""
     with _lock:
         _unbound_keys.add(endpoint.api_key)
         _hosts.add(urlsplit(endpoint.base_url).netloc)
-        for name in _LIBRARIES:
-            if find_spec(name) is not None:
-                library: Any = import_module(name)
+        for library_name in _LIBRARIES:
+            if find_spec(library_name) is not None:
+                library: Any = import_module(library_name)
                 _wrap_send(library.Client, _wrap_sync_send)
                 _wrap_send(library.AsyncClient, _wrap_async_send)
 
 
 def _wrap_send(kind: Any, made: Any) -> None:
+    """Replace the method `send` of an HTTP client class once.
+
+    Args:
+        kind: The class.
+        made: Returns the replacement for the original method.
+    """
     if kind not in _wrapped:
         original = kind.send
         kind.send = wraps(original)(made(original))
@@ -133,15 +151,19 @@ def _wrap_send(kind: Any, made: Any) -> None:
 
 
 def _unwrap_clients() -> None:
-    """Restore `send`, unless another library has wrapped the method since; our wrapper then passes requests
-    unchanged."""
-    for kind, (original, wrapper) in list(_wrapped.items()):
-        if kind.send is wrapper:
-            kind.send = original
-            del _wrapped[kind]
+    """Restore the original `send` of the HTTP client classes.
+
+    If another library has wrapped the method since, the replacement stays and passes requests unchanged.
+    """
+    for client_class, (original, wrapper) in list(_wrapped.items()):
+        if client_class.send is wrapper:
+            client_class.send = original
+            del _wrapped[client_class]
 
 
 def _wrap_sync_send(send: Any) -> Any:
+    """Return a `send` that first gives the request the current episode's key."""
+
     def sends(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         bind_request(request)
         return send(self, request, *args, **kwargs)
@@ -150,6 +172,8 @@ def _wrap_sync_send(send: Any) -> Any:
 
 
 def _wrap_async_send(send: Any) -> Any:
+    """Return a `send` that first gives the request the current episode's key, and the client connections per loop."""
+
     async def sends(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         if _unbound_keys and self not in _split:
             split_pools(self)
@@ -161,12 +185,15 @@ def _wrap_async_send(send: Any) -> Any:
 
 
 def bind_request(request: Any) -> None:
-    """Replace a key of `_unbound_keys` by the key of the current episode, and a key of another attempt by an invalid
-    key."""
+    """Give a request to the gateway the key of the current episode; other requests stay unchanged.
+
+    A key of the run, or of an attempt that is over in this process, is replaced. A key of another attempt is replaced
+    by an invalid one, so that the gateway refuses the request.
+    """
     if not _unbound_keys:
         return
     endpoints = _playing.get()
-    if endpoints is None:
+    if endpoints is None:  # outside of an episode: the gateway refuses the run's key
         return
     if request.url.netloc.decode() not in _hosts:
         _warn_of_foreign_host(request.url)
@@ -178,24 +205,31 @@ def bind_request(request: Any) -> None:
             endpoint = endpoints(AGENT, AGENT, None)
             address = urlsplit(endpoint.base_url)
             request.url = request.url.copy_with(scheme=address.scheme, host=address.hostname, port=address.port)
+            # The episode's gateway may have another address than the one that the client was created with.
             headers[header], headers["host"] = prefix + endpoint.api_key, address.netloc
         elif _endpoints_by_key.get(key, endpoints) is not endpoints:
             headers[header] = prefix + FOREIGN_KEY
 
 
 def _warn_of_foreign_host(url: Any) -> None:
-    """Log a model call to a foreign host once; the call may be intended or a forgotten setting."""
+    """Warn once of each host other than the gateway that gets a model call: perhaps an intended one, perhaps not."""
     if not url.path.endswith(_CALLS) or url.host in foreign_hosts:
         return
     foreign_hosts.add(url.host)
-    names = [name for name in _ADDRESSES if urlsplit(os.environ.get(name, "")).netloc == url.netloc.decode()]
+    variables_with_host = [
+        name for name in _ADDRESSES if urlsplit(os.environ.get(name, "")).netloc == url.netloc.decode()
+    ]
     message = (
         "an agent called a model at {} instead of the run's gateway, so its calls are neither trained nor "
         "recorded. To train this agent, give its "
     )
     message += "client `base_url` and `api_key` of `tuner.as_oai_baseurl_apikey()`"
-    if names:
-        logger.warning(message + ", or unset {}, where it found this address", url.netloc.decode(), " and ".join(names))
+    if variables_with_host:
+        logger.warning(
+            message + ", or unset {}, where it found this address",
+            url.netloc.decode(),
+            " and ".join(variables_with_host),
+        )
     else:
         logger.warning(message, url.netloc.decode())
 
@@ -215,27 +249,31 @@ _pools_lock = threading.Lock()
 
 
 def split_pools(holder: Any) -> None:
-    """Give each event loop its own connections in all pools of an HTTP client or transport. Idempotent."""
-    rest, visited = [holder], {id(holder)}
-    while rest:
-        holder = rest.pop()
+    """Give each event loop its own connections in all connection pools of an HTTP client or transport.
+
+    The pools, also those of nested transports, are found among the attributes by their interface. Idempotent.
+    """
+    holders, visited = [holder], {id(holder)}
+    while holders:
+        holder = holders.pop()
         for name, value in list(vars(holder).items()):
             if isinstance(value, PoolPerLoop):
                 continue
             if _is_sender(value) and vars(value).keys() >= _STATE:
                 setattr(holder, name, PoolPerLoop(value))
                 continue
-            for each in value.values() if isinstance(value, dict) else (value,):
-                if _is_sender(each) and id(each) not in visited:  # a transport, which may hold others: retries, proxies
-                    visited.add(id(each))
-                    rest.append(each)
+            for transport in value.values() if isinstance(value, dict) else (value,):
+                # A transport may contain others, for retries or proxies.
+                if _is_sender(transport) and id(transport) not in visited:
+                    visited.add(id(transport))
+                    holders.append(transport)
 
 
 class PoolPerLoop:
     """Takes the place of an httpcore pool in a transport and passes requests to the running loop's pool."""
 
     def __init__(self, settings: Any) -> None:
-        """`settings`: the replaced pool; each loop has an empty copy of it."""
+        """Replace a pool. `settings`: the pool, of which each loop gets an empty copy with the same settings."""
         self._settings = settings
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -267,6 +305,7 @@ class PoolPerLoop:
 
 
 def _is_sender(value: object) -> bool:
+    """Return True for an httpx transport or httpcore pool: an object that sends asynchronous requests."""
     return hasattr(value, "handle_async_request") and hasattr(value, "__dict__")
 
 
@@ -279,13 +318,16 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 async def _watch_loop(loop: asyncio.AbstractEventLoop) -> _Pools:
+    """Return a new, empty mapping for a loop's pools, which are closed at the end of the loop."""
     pools: _Pools = WeakKeyDictionary()
-    ending = _close_at_end(loop, pools)
-    await ending.__anext__()
+    close_generator = _close_at_end(loop, pools)
+    # An asynchronous generator that has begun is closed by the loop's runner at the loop's end.
+    await close_generator.__anext__()
     with _pools_lock:
-        for each in [each for each in _loops if each.is_closed()]:  # ended without closing its generators
-            del _loops[each], _endings[each]
-        _loops[loop], _endings[loop] = pools, ending
+        # Loops that ended without closing their asynchronous generators.
+        for ended_loop in [ended_loop for ended_loop in _loops if ended_loop.is_closed()]:
+            del _loops[ended_loop], _endings[ended_loop]
+        _loops[loop], _endings[loop] = pools, close_generator
     return pools
 
 

@@ -42,8 +42,10 @@ class Record:
 
     @property
     def model_answer(self) -> str | None:
-        """The answer in the task's form (`answer_schema`); None without one. Raises JudgeFailure if `run` returned no
-        answer."""
+        """The answer in the task's form (`answer_schema`), or None without one.
+
+        Raises JudgeFailure if `run` returned no answer.
+        """
         return ScorerCall(self.workflow_task, self.output).model_answer
 
     @property
@@ -61,15 +63,17 @@ class AsyncSampler(Workflow):
 
     @abstractmethod
     async def run(self, task: Task, tuner: ModelTuner) -> Any:
-        """Play the task with an agent that calls `tuner`; return a WorkflowOutput, a text (the answer) or a number (the
-        reward).
+        """Play the task with an agent that calls `tuner`.
 
-        A `run` with the task as only argument calls `create_chat_completions`. If `run` returns None,
-        `self.record.meta_infos` is the output's metadata.
+        A `run` with the task as only argument calls the model by `create_chat_completions`.
+
+        Returns:
+            A WorkflowOutput, a text (the answer) or a number (the reward). For None, `self.record.meta_infos` is the
+                output's metadata.
         """
 
     async def create_chat_completions(self, **request: Any) -> Any:
-        """A reply of the model that is trained, to a request of Chat Completions."""
+        """Return the tuned model's ChatCompletion for the fields of a Chat Completions request."""
         return await self._tuner.as_raw_openai_sdk_client().chat.completions.create(**request)
 
     async def evaluate_record(self, record: Record) -> float | None:
@@ -77,17 +81,19 @@ class AsyncSampler(Workflow):
         raise NotImplementedError
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> Any:
+        """Call `run`, and score its output by `evaluate_record` if the class overrides it."""
         self._tuner, self.record = tuner, Record(workflow_task, WorkflowOutput())
         run: Callable[..., Awaitable[Any]] = self.run
-        returned = await run(*(workflow_task.task, tuner)[: 2 if _takes_tuner(run) else 1])
-        meta = self.record.meta_infos
-        output = WorkflowOutput(metadata=dict(meta)) if returned is None and meta else to_output(returned)
+        result = await run(*(workflow_task.task, tuner)[: 2 if _takes_tuner(run) else 1])
+        meta_infos = self.record.meta_infos
+        output = WorkflowOutput(metadata=dict(meta_infos)) if result is None and meta_infos else to_output(result)
         if type(self).evaluate_record is AsyncSampler.evaluate_record:
             return output
-        return await evaluate_output(self.evaluate_record, workflow_task, output, meta)
+        return await evaluate_output(self.evaluate_record, workflow_task, output, meta_infos)
 
 
 def _takes_tuner(run: Callable[..., Any]) -> bool:
+    """Return True if `run` takes the task and the tuner, False if only the task."""
     try:
         inspect.signature(run).bind(None, None)
     except TypeError:
@@ -101,7 +107,10 @@ async def evaluate_output(
     output: Any,
     meta_infos: dict[str, Any] | None = None,
 ) -> Any:
-    """Return the output with the score of `evaluate`; an invalid output is returned unchanged and fails the episode.
+    """Return the output with the score of `evaluate` as its reward.
+
+    A score of None marks the output as undecided. A value that is no WorkflowOutput is returned unchanged: the episode
+    fails by it later.
 
     Raises:
         JudgeFailure, BoundaryError: raised by `evaluate`.
@@ -117,8 +126,8 @@ async def evaluate_output(
             raise JudgeFailure(f"evaluate_record returned {score!r:.200}; expected a number, or None for no score")
     except BoundaryError:
         raise
-    except Exception as problem:
-        raise JudgeFailure(f"evaluate_record raised {type(problem).__name__}: {problem}") from problem
+    except Exception as error:
+        raise JudgeFailure(f"evaluate_record raised {type(error).__name__}: {error}") from error
     if scored is None:
         return output.model_copy(update={"reward": None, "undecided": True})
     success = output.is_success if scored.is_success is None else scored.is_success

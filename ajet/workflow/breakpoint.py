@@ -49,15 +49,16 @@ def bp(tag: str | None = None, *, once: bool = True) -> None:
     if not active or (tag is not None and (not tag or tag not in active.split("|"))):
         return
     frame = sys._getframe(1)
-    name = tag if tag is not None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    breakpoint_name = tag if tag is not None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
     with _lock:
-        if once and name in _stopped:
+        if once and breakpoint_name in _stopped:
             return
-        _stopped.add(name)
+        _stopped.add(breakpoint_name)
     _stop_in_debugger(frame)
 
 
 def _stop_in_debugger(frame: FrameType) -> None:
+    """Stop at a frame in the attached debugger (VS Code's pydevd), else in the user's `breakpoint()`, else in pdb."""
     debugger: Any = sys.modules.get("pydevd")
     if debugger is not None and debugger._is_attached():
         debugger.settrace(
@@ -68,4 +69,5 @@ def _stop_in_debugger(frame: FrameType) -> None:
     else:
         from pdb import Pdb
 
+        # Python allows signal handlers in the main thread only, so pdb must not set one.
         Pdb(nosigint=True).set_trace(frame)

@@ -25,7 +25,11 @@ _OLDER = ("agentscope_execute",)
 
 
 def as_workflow(found: Any, reference: str) -> Any:
-    """Return a workflow class for a function; other values unchanged. Raises ConfigError for an unusable function."""
+    """Return a workflow class for a function, and any other value unchanged.
+
+    Raises:
+        ConfigError: the function, or the `execute` of a Workflow class, does not take a task and the tuner.
+    """
     if is_function(found):
         return workflow_from(found, reference)
     if isinstance(found, type) and issubclass(found, Workflow):
@@ -34,15 +38,15 @@ def as_workflow(found: Any, reference: str) -> Any:
 
 
 def _require_execute(kind: type[Workflow], reference: str) -> None:
-    """Raises ConfigError for a class whose `execute` takes no tuner."""
+    """Raise ConfigError for a class without `execute(self, workflow_task, tuner)` or with constructor arguments."""
     if kind.execute is Workflow.execute:
-        older = [name for name in _OLDER if hasattr(kind, name)]
+        older_names = [name for name in _OLDER if hasattr(kind, name)]
         raise ConfigError(
             f"{KEY}: {reference} has no method `execute`.",
             where=KEY,
             expected="a method execute(self, workflow_task, tuner); the parameters may have other names",
-            do=f"rename its method {older[0]} to `execute`"
-            if older
+            do=f"rename its method {older_names[0]} to `execute`"
+            if older_names
             else "write `async def execute(self, workflow_task, tuner):`",
         )
     execute: Any = inspect.unwrap(kind.execute)
@@ -62,7 +66,7 @@ def _require_execute(kind: type[Workflow], reference: str) -> None:
 
 
 def _require_makeable(kind: type[Workflow], reference: str) -> None:
-    """Raises ConfigError for a class of which no object can be made without arguments."""
+    """Raise ConfigError for a class whose constructor needs arguments: ajet creates an object for each attempt."""
     initializer: Any = kind.__init__
     if initializer is not BaseModel.__init__:
         code = getattr(inspect.unwrap(initializer), "__code__", None)
@@ -73,11 +77,13 @@ def _require_makeable(kind: type[Workflow], reference: str) -> None:
             raise _not_makeable_error(
                 f"the signature of {reference}.__init__ is {inspect.signature(initializer)}", location
             ) from None
+    # Without an own constructor, pydantic's requires the fields without default.
     elif required := [name for name, field in kind.model_fields.items() if field.is_required()]:
         raise _not_makeable_error(f"{reference} has no default for {', '.join(required)}", KEY)
 
 
 def _not_makeable_error(problem: str, where: str) -> ConfigError:
+    """Return the error for a class whose constructor needs arguments."""
     return ConfigError(
         f"{KEY}: {problem}, but ajet creates the object without arguments.",
         where=where,
@@ -93,7 +99,7 @@ def workflow_from(function: Callable[..., Any], reference: str) -> type[Workflow
     function takes two arguments.
     """
     require_callable_with(function, ("task", "tuner"), key=KEY, reference=reference)
-    called = parse_reference(reference, key=KEY).name
+    workflow_name = parse_reference(reference, key=KEY).name
 
     async def execute(self: Workflow, workflow_task: WorkflowTask, tuner: Any, /) -> WorkflowOutput:
         return to_output(await function(workflow_task.task, tuner))
@@ -103,21 +109,21 @@ def workflow_from(function: Callable[..., Any], reference: str) -> type[Workflow
         return _await_output(returned) if inspect.isawaitable(returned) else to_output(returned)
 
     class FunctionWorkflow(Workflow):
-        name: str = called
+        name: str = workflow_name
         function: ClassVar[Callable[..., Any]]
 
     # The isolation decides by `execute`, coroutine function or not, where to run it.
     FunctionWorkflow.execute = execute if inspect.iscoroutinefunction(function) else execute_plain  # type: ignore[method-assign]
     FunctionWorkflow.function = staticmethod(function)
     FunctionWorkflow.__abstractmethods__ = frozenset()
-    FunctionWorkflow.__name__ = FunctionWorkflow.__qualname__ = called
+    FunctionWorkflow.__name__ = FunctionWorkflow.__qualname__ = workflow_name
     FunctionWorkflow.__module__ = getattr(function, "__module__", None) or __name__
     FunctionWorkflow.__doc__ = function.__doc__
     return FunctionWorkflow
 
 
 def is_of_function(workflow: type[Workflow]) -> bool:
-    """True if `as_workflow` built the class from a plain function."""
+    """Return True if `workflow_from` made the class from a function; only then `execute` is from this module."""
     return workflow.execute.__module__ == __name__
 
 
@@ -137,4 +143,5 @@ def to_output(found: Any) -> Any:
 
 
 async def _await_output(found: Awaitable[Any]) -> Any:
+    """Await a function's result and convert it to a WorkflowOutput."""
     return to_output(await found)

@@ -41,30 +41,37 @@ class ProcessTree:
         """Exit status of the command from `os.waitpid`; None while running."""
 
     def start(self, order: dict) -> str:
-        """Run the command. An empty string, or why it could not be started."""
+        """Fork and run the command of an order.
+
+        Returns:
+            "", or why the command could not be started.
+        """
         read_end, write_end = os.pipe()
         self.first = os.fork()
         if self.first == 0:
             _exec_command(order, write_end)
         os.close(write_end)
         with open(read_end, "rb") as report:
-            problem = report.read().decode()
+            problem = report.read().decode()  # the pipe is closed without a text once the command is executed
         return problem
 
     def members(self) -> list[int]:
-        """Return process ids, parents before children."""
+        """Return the process ids of all descendants, parents before children.
+
+        Elsewhere than on Linux only the command's own id is known.
+        """
         if not LINUX:
             return [self.first] if self.status is None else []
         pids = []
-        todo = [os.getpid()]
-        while todo:
-            below = _child_pids(todo.pop())
-            pids += below
-            todo += below
+        unvisited = [os.getpid()]
+        while unvisited:
+            children = _child_pids(unvisited.pop())
+            pids += children
+            unvisited += children
         return pids
 
     def reap(self) -> None:
-        """Reap ended children and store the command's status."""
+        """Wait for all children that have ended, so that none stays a zombie, and store the command's exit status."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -76,21 +83,30 @@ class ProcessTree:
                 self.status = status
 
     def send(self, number: int) -> None:
+        """Send a signal to all descendants; elsewhere than on Linux to the command's process group.
+
+        Args:
+            number: Number of the signal.
+        """
         for pid in self.members():
             _send_signal(pid, number)
         if not LINUX and self.first:
             _send_signal(-self.first, number)
 
     def end(self) -> int:
-        """Stop all processes, so none starts another, then kill them. Returns the number of survivors."""
+        """Stop all processes, so that none starts another, then kill them.
+
+        Returns:
+            The number of processes that are not dead after PATIENCE seconds.
+        """
         stopped: set[int] = set()
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            fresh = [pid for pid in self.members() if pid not in stopped]
-            for pid in fresh:
+            running = [pid for pid in self.members() if pid not in stopped]
+            for pid in running:
                 _send_signal(pid, signal.SIGSTOP)
-            stopped.update(fresh)
-            if not fresh:
+            stopped.update(running)
+            if not running:
                 break
         while True:
             self.send(signal.SIGKILL)
@@ -101,11 +117,16 @@ class ProcessTree:
             time.sleep(0.005)
 
     def use(self) -> dict:
-        """Return the usage of the tree: processes, memory in bytes, CPU seconds including ended processes."""
-        done = resource.getrusage(resource.RUSAGE_CHILDREN)
-        usage = {"processes": 0, "memory": 0, "cpu": done.ru_utime + done.ru_stime}
+        """Return the present usage of the tree.
+
+        Returns:
+            `processes`: number; `memory`: resident bytes; `cpu`: seconds, including ended processes.
+        """
+        ended_usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        usage = {"processes": 0, "memory": 0, "cpu": ended_usage.ru_utime + ended_usage.ru_stime}
         for pid in self.members() if LINUX else []:
             try:
+                # Fields after the command's name in brackets: 21 is resident pages, 11 to 14 are CPU ticks.
                 with open(f"/proc/{pid}/stat", "rb") as file:
                     fields = file.read().rpartition(b")")[2].split()
             except OSError:
@@ -128,44 +149,57 @@ class ProcessTree:
 
 
 def run_order(order: dict, guard: int) -> dict:
-    """Run `order` until its end, a limit, or the end of the process `guard` (0: none).
+    """Run a command until its end, a limit, or the end of the process `guard`, and end its process tree.
 
-    An order without `measured` has no limits on the tree and is not polled.
+    Args:
+        order: `command`, `folder`, `input`, `limits`, `timeout`, `grace` (seconds between SIGTERM and SIGKILL) and
+            `measured` (False: the tree is not polled and has no limits).
+        guard: Id of the parent process. 0: none.
+
+    Returns:
+        The report: exit `code`, `ended_by` (a limit, "timeout", "stopped" or ""), `problem`, seconds, usage, and the
+            number of processes `left`.
     """
     tree = ProcessTree()
     started = time.monotonic()
     ended_by, peak = "", {"processes": 0, "memory": 0, "cpu": 0.0}
-    wake, wakened = os.pipe()
-    for end in (wake, wakened):
+    wake_reader, wake_writer = os.pipe()
+    # A signal writes to this pipe, which ends the `select` below.
+    for end in (wake_reader, wake_writer):
         os.set_blocking(end, False)
     for number in (signal.SIGCHLD, signal.SIGTERM) if guard else (signal.SIGCHLD,):
         signal.signal(number, lambda *_: None)
-    signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
     problem = tree.start(order)
     limits, timeout, measured = order["limits"], order["timeout"], order.get("measured", True)
-    term_sent, grace, watched = 0.0, order.get("grace") or 0.0, [0, wake]
+    term_sent_at, grace, watched_descriptors = 0.0, order.get("grace") or 0.0, [0, wake_reader]
     while not problem and tree.status is None:
         if guard and os.getppid() != guard:
             ended_by, problem = "stopped", FROM_OUTSIDE
             break
         now = time.monotonic()
-        if timeout and now - started >= timeout and not term_sent:
-            ended_by, term_sent = "timeout", now
+        if timeout and now - started >= timeout and not term_sent_at:
+            ended_by, term_sent_at = "timeout", now
             tree.send(signal.SIGTERM)
-        if term_sent and now - term_sent >= max(GRACE, grace):
+        if term_sent_at and now - term_sent_at >= max(GRACE, grace):
             break
-        look = LOOK_EVERY if measured or term_sent else None
-        due = started + timeout - now if timeout and not term_sent else look
-        wait = None if due is None else max(0.0, due if look is None else min(look, due))
-        ready, _, _ = select.select(watched, [], [], wait)
-        if 0 in ready and not os.read(0, 1):
+        poll_interval = LOOK_EVERY if measured or term_sent_at else None
+        time_to_look = started + timeout - now if timeout and not term_sent_at else poll_interval
+        wait = (
+            None
+            if time_to_look is None
+            else max(0.0, time_to_look if poll_interval is None else min(poll_interval, time_to_look))
+        )
+        ready, _, _ = select.select(watched_descriptors, [], [], wait)
+        if 0 in ready and not os.read(0, 1):  # standard input is closed: the caller has ended or wants the end
             ended_by = "stopped"
             if not grace:
                 break
-            term_sent, watched = term_sent or time.monotonic(), [wake]  # it may have waited long
+            # A new time: `now` was taken before `select`, which may have waited long.
+            term_sent_at, watched_descriptors = term_sent_at or time.monotonic(), [wake_reader]
             tree.send(signal.SIGTERM)
-        if wake in ready:
-            os.read(wake, 4096)
+        if wake_reader in ready:
+            os.read(wake_reader, 4096)
         if measured:
             usage = tree.use()
             peak = {name: max(peak[name], usage[name]) for name in usage}
@@ -190,7 +224,10 @@ def run_order(order: dict, guard: int) -> dict:
 
 
 def _exceeded_limit(tree: ProcessTree, used: dict, limits: dict) -> str:
-    """Return the exceeded limit; "" without one."""
+    """Return the name of an exceeded limit of the tree: "processes", "cpu" or "memory"; "" without one.
+
+    Pages shared by processes count several times in `used`, so an exceeded memory limit is checked exactly.
+    """
     for name in ("processes", "cpu"):
         if limits.get(name) and used[name] > limits[name]:
             return name
@@ -222,57 +259,64 @@ def _exec_command(order: dict, report: int) -> None:
 
 
 def _set_limit(what: int, limit: int) -> None:
+    """Set a resource limit of this process, at most to the hard limit.
+
+    Args:
+        what: A constant such as RLIMIT_DATA.
+    """
     _, hard = resource.getrlimit(what)
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(what, (limit, limit))
 
 
 def _standard_input(order: dict) -> int:
-    """Return a file descriptor of the command's standard input: a text or nothing."""
+    """Return a file descriptor for the command's standard input: an unlinked file with the text, or /dev/null."""
     if order.get("input") is None:
         return os.open(os.devnull, os.O_RDONLY)
     path = os.path.join(order["folder"], f".standard-input-{os.getpid()}")
-    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     os.unlink(path)
-    text = order["input"].encode(errors="replace")
-    while text:
-        text = text[os.write(number, text) :]
-    os.lseek(number, 0, os.SEEK_SET)
-    return number
+    unwritten = order["input"].encode(errors="replace")
+    while unwritten:
+        unwritten = unwritten[os.write(descriptor, unwritten) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 def _child_pids(pid: int) -> list[int]:
+    """Return the ids of a process's children, of all its threads; [] for a process that has ended."""
     pids: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 pids += map(int, file.read().split())
     except OSError:
-        if pid == os.getpid():
+        if pid == os.getpid():  # this process exists, so the kernel does not list children
             return pids or _scan_descendants(pid)
     return pids
 
 
 def _scan_descendants(parent: int) -> list[int]:
-    """All descendants, on kernels that do not list the children of a process."""
-    parents: dict[int, int] = {}
+    """Return the ids of all descendants of a process, for kernels without `/proc/PID/task/TID/children`."""
+    parent_by_pid: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
-                    parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+                    parent_by_pid[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
             except OSError:
                 continue
     descendants = {parent}
-    grown = True
-    while grown:
-        more = {pid for pid, above in parents.items() if above in descendants} - descendants
-        descendants |= more
-        grown = bool(more)
+    has_grown = True
+    while has_grown:
+        new_descendants = {pid for pid, parent_pid in parent_by_pid.items() if parent_pid in descendants} - descendants
+        descendants |= new_descendants
+        has_grown = bool(new_descendants)
     return sorted(descendants - {parent})
 
 
 def _send_signal(pid: int, number: int) -> None:
+    """Send a signal to a process, or to the group -pid; without effect if it has ended or belongs to another user."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -280,17 +324,17 @@ def _send_signal(pid: int, number: int) -> None:
 
 
 def fork_guarded(report: int) -> int:
-    """Fork a child that continues with this process' pid as guard; the parent never returns.
+    """Fork a child that supervises the command; in the child, return the parent's pid. The parent never returns.
 
-    The parent only ends the child's tree if the child is killed.
+    The parent waits. If the child is killed, it ends the child's process tree and writes the report.
     """
     tree = ProcessTree()
     own_pid = os.getpid()
     if (child := os.fork()) == 0:
-        call = ctypes.CDLL(None).prctl
+        prctl = ctypes.CDLL(None).prctl
         os.setpgid(0, 0)  # a signal to the group of one process must not end the other
-        call(SUBREAPER, 1, 0, 0, 0)
-        call(DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+        prctl(SUBREAPER, 1, 0, 0, 0)
+        prctl(DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
         return own_pid
     for standard in (0, 1, 2):
         os.close(standard)
@@ -313,10 +357,10 @@ def main() -> None:
         guard = fork_guarded(report)
     line = b""
     while not line.endswith(b"\n"):
-        part = os.read(0, 1 << 16)
-        if not part:
+        chunk = os.read(0, 1 << 16)
+        if not chunk:  # the caller ended before it sent an order
             return
-        line += part
+        line += chunk
     result = json.dumps(run_order(json.loads(line), guard)).encode()
     os.write(report, result)
     os._exit(0)  # exits at once: if it were killed after its report, the guard would report, too

@@ -41,13 +41,16 @@ class AttemptOverError(AjetError):
 
 @contextmanager
 def blame_boundary(boundary: Outside) -> Iterator[None]:
-    """Turn errors of the block into failures of the boundary: retried, and never trained on."""
+    """Turn errors of the block into an EnvironmentFailure or ToolFailure: the attempt is retried, and never trained on.
+
+    A BoundaryError passes unchanged.
+    """
     try:
         yield
     except BoundaryError:
         raise
-    except Exception as problem:
-        raise _FAILURES[boundary](f"{type(problem).__name__}: {problem}") from problem
+    except Exception as error:
+        raise _FAILURES[boundary](f"{type(error).__name__}: {error}") from error
 
 
 class Resources:
@@ -83,7 +86,11 @@ class Resources:
         return entered
 
     def callback(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
-        """Call (or await) the function at the end of the attempt. Raises AttemptOverError after an immediate call."""
+        """Call (or await) the function at the end of the attempt.
+
+        Raises:
+            AttemptOverError: the attempt has ended; the function was called at once.
+        """
         self._push_exit(getattr(function, "__name__", repr(function)), lambda: function(*args, **kwargs))
 
     @property
@@ -92,7 +99,7 @@ class Resources:
         return bool(self._exit_functions)
 
     def close(self) -> None:
-        """Leave all, from code that has no running event loop. Idempotent."""
+        """Close all resources in reverse order, from code without a running event loop. Idempotent."""
         for name, leave in self._take_exits():
             with _warn_on_error(name):
                 close_result = leave()
@@ -100,7 +107,10 @@ class Resources:
                     _run_close(close_result)
 
     async def aclose(self) -> None:
-        """Close all in the task that entered them, as some managers require. A cancellation waits for all exits."""
+        """Close all resources in reverse order, in the task that entered them, as some context managers require.
+
+        A cancellation is raised after all resources are closed.
+        """
         cancelled: asyncio.CancelledError | None = None
         for name, leave in self._take_exits():
             try:
@@ -114,16 +124,26 @@ class Resources:
             raise cancelled
 
     def close_in_thread(self) -> threading.Thread:
-        """Close all in a new thread, for a hanging attempt."""
+        """Close all resources in a new thread and return the thread, for an attempt that hangs."""
         thread = threading.Thread(target=self.close, name="ajet-close", daemon=True)
         thread.start()
         return thread
 
     def _require_open(self) -> None:
+        """Raise AttemptOverError if the attempt has ended."""
         if self._exit_functions is None:
             raise AttemptOverError("the episode has ended, so it can open no further resources")
 
     def _push_exit(self, name: str, leave: Callable[[], Any]) -> None:
+        """Store a function that closes a resource. After the end of the attempt, call it at once.
+
+        Args:
+            name: Name of the resource, for a warning.
+            leave: Closes the resource; may return a coroutine.
+
+        Raises:
+            AttemptOverError: the attempt has ended.
+        """
         with self._lock:
             if self._exit_functions is not None:
                 self._exit_functions.append((name, leave))
@@ -135,6 +155,10 @@ class Resources:
         self._require_open()
 
     def _take_exits(self) -> list[tuple[str, Any]]:
+        """Return (name, exit function) of each resource, the last entered first, and end the attempt.
+
+        Each function is returned once.
+        """
         if os.getpid() != self._owner:  # in a process forked by user code the exits belong to the parent
             return []
         with self._lock:
@@ -143,20 +167,20 @@ class Resources:
 
 
 def _run_close(left: Coroutine[Any, Any, Any]) -> None:
+    """Await the closing of a resource in a new event loop, for at most PATIENCE_S seconds."""
     try:
         asyncio.run(asyncio.wait_for(left, PATIENCE_S))
-    except asyncio.CancelledError as problem:  # the coroutine cancelled itself: no other code cancels this loop
-        raise RuntimeError("opening the resource was cancelled") from problem
+    except asyncio.CancelledError as error:  # the coroutine cancelled itself: no other code cancels this loop
+        raise RuntimeError("opening the resource was cancelled") from error
 
 
 @contextmanager
 def _warn_on_error(name: str) -> Iterator[None]:
+    """Log an error of the block, since the episode is complete and its resources' errors do not change it."""
     try:
         yield
-    except (Exception, SystemExit) as problem:  # noqa: BLE001 - the border where users' resources are closed
-        logger.warning(
-            "{} could not be closed at the end of its episode: {}: {}", name, type(problem).__name__, problem
-        )
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the border where users' resources are closed
+        logger.warning("{} could not be closed at the end of its episode: {}: {}", name, type(error).__name__, error)
 
 
 @contextmanager
@@ -182,9 +206,13 @@ OPENING = "sandbox.open"
 
 
 def find_sandbox_maker(config: Any) -> SandboxFactory:
-    """Return the sandbox maker of `environment.sandbox`. Raises UserError."""
+    """Return the object that opens sandboxes of the kind `environment.sandbox`.
+
+    Raises:
+        UserError: the kind is unknown, or cannot be used on this machine.
+    """
     base = Path(config.ajet.base_dir or ".")
-    kind = resolve_class(
+    sandbox_class = resolve_class(
         config.ajet.environment.sandbox,
         "sandbox",
         base=base,
@@ -192,13 +220,24 @@ def find_sandbox_maker(config: Any) -> SandboxFactory:
         methods=("of", "open"),
         like="ajet.schema.sandbox.SandboxFactory",
     )
-    maker: SandboxFactory = kind.of(config.ajet.environment, base)
+    maker: SandboxFactory = sandbox_class.of(config.ajet.environment, base)
     return maker
 
 
 def open_sandbox(
     config: Any, resources: Resources, record: Callable[[ToolUse], None], environment: Mapping[str, str]
 ) -> Sandbox:
+    """Open a sandbox that is closed with `resources`, and record the opening as a tool use.
+
+    Args:
+        config: The composed config.
+        resources: Resources of the attempt.
+        record: Records a tool use of the attempt.
+        environment: Environment variables within the sandbox.
+
+    Raises:
+        SandboxFailure: the sandbox cannot be opened; a further attempt would not help.
+    """
     started = time.time()
     try:
         sandbox = find_sandbox_maker(config).open(environment)
@@ -222,7 +261,13 @@ class Deadline:
     """
 
     def __init__(self, attempt: float | None, tool: float | None = None, *, passed: float = 0.0) -> None:
-        """Limits in seconds; None: no limit. `passed`: elapsed time of the attempt."""
+        """Start the limits.
+
+        Args:
+            attempt: Seconds of the attempt. None: no limit.
+            tool: Seconds of one tool use. None: no limit.
+            passed: Elapsed seconds of the attempt.
+        """
         self._attempt_end = math.inf if attempt is None else time.monotonic() + attempt - passed
         self._reserved_s = 0.0 if attempt is None else min(MOST_RESERVED_S, RESERVE * attempt)
         self._tool_timeout = math.inf if tool is None else tool

@@ -54,7 +54,16 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         call_id: str = "",
         server: str = "",
     ) -> None:
-        """`arguments`: as a mapping, or as the JSON that the model wrote."""
+        """Prepare the use of a tool; the block begins with `with`.
+
+        Args:
+            name: Name of the tool.
+            arguments: A mapping, or the JSON that the model wrote.
+            record: Records the use at the end of the block.
+            replay: Supplies recorded results. None: the tool is called.
+            call_id: Id of the model's tool call.
+            server: Name of the server that has the tool.
+        """
         self.name, self.arguments = (
             name,
             bound_arguments(arguments if isinstance(arguments, Mapping) else _parse_arguments(arguments)),
@@ -75,6 +84,7 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         self._digest, self._full_length = "", -1
 
     def __enter__(self) -> RunningToolUse:
+        """Start the use. In a replay, take the recorded result if there is one."""
         self._started_at = time.time()
         if self._replay is not None:
             try:
@@ -88,12 +98,13 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         return self
 
     def value(self) -> Any:
-        """The recorded result of a replayed function. Raises the recorded error, by its class."""
+        """Return the recorded result of a replayed function, or raise an error of the recorded class."""
         if self.error:
             raise _RAISED.get(self.error, ToolFailedError)(self.result)
         return json.loads(self.result) if self._json else self.result
 
     def _take_recorded(self, recorded: ToolUse) -> None:
+        """Use the result and error of a recorded tool use."""
         self.replayed = True
         self.result = recorded.result
         self.error = recorded.error
@@ -103,13 +114,20 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """End the use and record it. An exception of the block passes through."""
         end_time = time.time()
         if not self.replayed:
             self._finish_result(problem)
-        facts = (self._digest, self._started_at, end_time, self.error, self.server, self.call_id)
-        self._record(ToolUse(self.name, self.arguments, self.result, *facts, whole=self._full_length, json=self._json))
+        recorded_fields = (self._digest, self._started_at, end_time, self.error, self.server, self.call_id)
+        self._record(
+            ToolUse(self.name, self.arguments, self.result, *recorded_fields, whole=self._full_length, json=self._json)
+        )
 
     def _finish_result(self, problem: BaseException | None) -> None:
+        """Convert the result to text and compute its digest. An exception of the block is classified.
+
+        The exception's text is the result if the block has set none.
+        """
         self._json = not isinstance(self.result, str)
         self.result = result_text(self.result)
         if problem is not None:
@@ -132,7 +150,7 @@ _RAISED: dict[ToolError, type[Exception]] = {
 
 
 def classify_error(problem: BaseException) -> ToolError:
-    """Return the error class of a tool's exception."""
+    """Return the error class of a tool's exception: environment, sandbox, timeout, transport, or else tool."""
     if isinstance(problem, BoundaryError):
         return _OF_BOUNDARY.get(problem.boundary, "tool")
     if isinstance(problem, _TIMEOUTS):
@@ -141,16 +159,19 @@ def classify_error(problem: BaseException) -> ToolError:
 
 
 def result_text(result: Any) -> str:
-    """A result as text: as it is, or as JSON."""
+    """Return a tool's result as text: a string unchanged, any other value as JSON."""
     return result if isinstance(result, str) else dumps(result)
 
 
 def record_calls(
     function: Callable[..., Any], record: Record, replay: Replayed | None = None, deadline: Deadline | None = None
 ) -> Callable[..., Any]:
-    """Return the function with recorded calls; an async function is bounded by `deadline`.
+    """Return a function that calls `function` and records each call as a tool use, with its arguments by name.
 
-    Arguments are recorded by name. `replay` supplies recorded results if available.
+    Args:
+        record: Records a tool use.
+        replay: Supplies recorded results; the function is then not called. None: it is always called.
+        deadline: Bounds the calls of an async function. None: no limit.
     """
     limit = deadline or Deadline(None)
     name = getattr(_unwrap_partial(function), "__name__", type(function).__name__)
@@ -189,27 +210,34 @@ def _parse_arguments(written: str) -> dict[str, Any]:
 
 
 def _unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function inside of `functools.partial` objects."""
     return _unwrap_partial(function.func) if isinstance(function, partial) else function
 
 
 def _make_argument_namer(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
     """Return a function that maps call arguments to parameter names."""
     if isinstance(function, partial):
-        inner, before, words = _make_argument_namer(function.func), function.args, function.keywords
-        return lambda args, kwargs: inner((*before, *args), {**words, **kwargs})
+        name_inner_arguments, bound_arguments, bound_keywords = (
+            _make_argument_namer(function.func),
+            function.args,
+            function.keywords,
+        )
+        return lambda args, kwargs: name_inner_arguments((*bound_arguments, *args), {**bound_keywords, **kwargs})
     try:
         signature = inspect.signature(function)
     except ValueError:  # a function written in C may have no signature
         return lambda args, kwargs: {**{str(index): value for index, value in enumerate(args)}, **kwargs}
-    spread = [parameter.name for parameter in signature.parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
+    keyword_parameters = [
+        parameter.name for parameter in signature.parameters.values() if parameter.kind is parameter.VAR_KEYWORD
+    ]
 
     def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
             arguments = dict(signature.bind(*args, **kwargs).arguments)
         except TypeError:  # the call itself raises an error that explains the mistake
             return {"args": list(args), **kwargs}
-        for each in spread:
-            arguments |= arguments.pop(each, {})
+        for parameter_name in keyword_parameters:  # the values of **kwargs are recorded under their own names
+            arguments |= arguments.pop(parameter_name, {})
         return arguments
 
     return named

@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 class ContextTracker:
-    """An episode's context, and whether it has grown too long."""
+    """Tells an agent loop whether the episode's context has grown too long."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
@@ -64,11 +64,13 @@ class ModelTuner:
         """Create a tuner.
 
         Args:
-            trainable: the workflow's `trainable_targets`, needed for debug models given as objects.
-            resources: resources of the attempt.
-            replay: source of recorded tool results.
-            pin: pins the tools of the run.
-            deadline: None for no limit.
+            config: The composed config, with attribute access.
+            endpoints: Model endpoints of the episode.
+            trainable: The workflow's `trainable_targets`, needed for debug models given as objects. None: all targets.
+            resources: Resources of the attempt. None: new ones.
+            replay: Source of recorded tool results. None: tools are called.
+            pin: Checks that all attempts of the run have the same tools. None: the tools of this tuner alone.
+            deadline: Time limits of the attempt. None: no limit.
         """
         self._deadline = deadline or Deadline(None)
         self.resources = resources if resources is not None else Resources()
@@ -99,8 +101,15 @@ class ModelTuner:
     def as_oai_baseurl_apikey(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: str | None = None
     ) -> Endpoint:
-        """`base_url` (ends in /v1), `api_key` and `model` for any OpenAI-compatible client, sync or async, in this
-        process or another. The key is good until the episode ends."""
+        """Return `base_url` (ends in /v1), `api_key` and `model` for any OpenAI-compatible client.
+
+        The client may be sync or async, in this process or another. The key is valid until the episode ends.
+
+        Args:
+            agent_name: Separates conversations in records.
+            target_tag: Selects training by `trainable_targets`. None: the agent's name.
+            debug_model: Name of the model that the agent calls if its target is not trained.
+        """
         return register_endpoint(
             self._endpoints(agent_name, _target_tag(agent_name, target_tag), debug_model), self._endpoints
         )
@@ -108,8 +117,10 @@ class ModelTuner:
     def as_anthropic_baseurl_apikey(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: str | None = None
     ) -> Endpoint:
-        """The address and key for Anthropic's SDK, which adds /v1 itself: `AsyncAnthropic(base_url=at.base_url,
-        api_key=at.api_key)`."""
+        """Return the address and key for Anthropic's SDK: `AsyncAnthropic(base_url=at.base_url, api_key=at.api_key)`.
+
+        The address is without /v1, which the SDK appends. The arguments are those of `as_oai_baseurl_apikey`.
+        """
         return self.as_oai_baseurl_apikey(agent_name, target_tag, debug_model).for_anthropic
 
     def get_context_tracker(self) -> ContextTracker:
@@ -118,15 +129,17 @@ class ModelTuner:
 
     @property
     def time_left(self) -> float:
-        """Seconds until `rollout.episode_timeout`; infinite without one. Tools get less; the judge's time is
-        separate."""
+        """Seconds until the attempt's time limit (`rollout.episode_timeout`); infinite without one.
+
+        Tools must end a little earlier. The judge's time is separate.
+        """
         return self._deadline.left
 
     def tool_used(self, use: ToolUse) -> None:
         """Record a tool use of the episode, for code that runs tools itself. Ignored after the end of the episode.
 
         Raises:
-            TypeError, ValueError: an invalid use.
+            TypeError, ValueError: a field of the use has an invalid type or value.
         """
         self._endpoints.tool_used(use)
 
@@ -164,7 +177,9 @@ class ModelTuner:
         """Return an `openai.AsyncOpenAI` with a default model.
 
         Args:
-            debug_model: a model's name, or an AsyncOpenAI object used without recording.
+            agent_name: Separates conversations in records.
+            target_tag: Selects training by `trainable_targets`. None: the agent's name.
+            debug_model: A model's name, or an AsyncOpenAI object used without recording, if the target is not trained.
         """
 
         def make(endpoint: Endpoint) -> AsyncOpenAI:
@@ -175,8 +190,16 @@ class ModelTuner:
     def as_agentscope_model(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: Any = None
     ) -> ChatModelBase:
-        """An AgentScope chat model, with the tuner's `config`. `debug_model`: a model's name, or an AgentScope model
-        of your own, which then answers unrecorded. Raises MissingExtraError without agentscope."""
+        """Return an AgentScope chat model that calls the tuned model and has the tuner's `config`.
+
+        Args:
+            agent_name: Separates conversations in records.
+            target_tag: Selects training by `trainable_targets`. None: the agent's name.
+            debug_model: A model's name, or an AgentScope model used without recording, if the target is not trained.
+
+        Raises:
+            MissingExtraError: agentscope is not installed.
+        """
 
         def make(endpoint: Endpoint) -> ChatModelBase:
             return agentscope.make_chat_model(endpoint, openai_sdk.make_client(endpoint), self._config)
@@ -184,11 +207,12 @@ class ModelTuner:
         return self._get_client("agentscope", make, agent_name, target_tag, debug_model)
 
     def register_model(self, role: str, default_model: Any = None) -> ChatModelBase:
-        """Return the AgentScope model of agent and target `role`, as in early AgentJet; `get_model` returns the same
-        model.
+        """Create and return the AgentScope model of agent and target `role`, as in early AgentJet.
+
+        `get_model` returns the same model.
 
         Args:
-            default_model: its debug model.
+            default_model: Its debug model.
         """
         self._model_of_role[role] = self.as_agentscope_model(role, debug_model=default_model)
         return self._model_of_role[role]
@@ -205,6 +229,13 @@ class ModelTuner:
         target_tag: str | None,
         debug_model: Any,
     ) -> Any:
+        """Return the client of an agent and target, created on the first request.
+
+        Args:
+            kind: Library of the client; clients are cached by it.
+            make: Creates a client for an endpoint.
+            debug_model: A model's name, or a client, which is returned if the target is not trained.
+        """
         tag = _target_tag(agent_name, target_tag)
         if debug_model is not None and not isinstance(debug_model, str):
             if self._trainable is not None and tag not in self._trainable:
@@ -219,8 +250,12 @@ class ModelTuner:
     # AgentScope requires the following attributes of a model.
 
     async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
-        """Answer as an AgentScope chat model does: `(messages, tools, tool_choice)`, in version 1 also
-        `structured_model`, to a ChatResponse, or to a stream of them where `stream` was set."""
+        """Answer as an AgentScope chat model does, with a ChatResponse, or with a stream of them if `stream` is set.
+
+        Args:
+            messages: Messages in AgentScope's format.
+            args, kwargs: `tools`, `tool_choice`, and in AgentScope 1 `structured_model`.
+        """
         return await self.as_agentscope_model()(messages, *args, **kwargs)
 
     @property
@@ -230,7 +265,7 @@ class ModelTuner:
 
     @property
     def stream(self) -> bool:
-        """Whether calls as an AgentScope model stream."""
+        """True if calls of the tuner as an AgentScope model return streams."""
         return self.as_agentscope_model().stream
 
     @stream.setter
@@ -238,6 +273,7 @@ class ModelTuner:
         self.as_agentscope_model().stream = value
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute that AgentScope 2 reads of its models, from the tuner's AgentScope model."""
         if agentscope.is_model_attribute(name):
             return getattr(self.as_agentscope_model(), name)
         raise AttributeError(f"'ModelTuner' object has no attribute '{name}'", name=name, obj=self)
@@ -256,4 +292,5 @@ AjetTuner = ModelTuner
 
 
 def _target_tag(agent_name: str, target_tag: str | None) -> str:
+    """Return the target tag, which defaults to the agent's name."""
     return agent_name if target_tag is None else target_tag

@@ -33,13 +33,19 @@ class PlainAttributes(ModelType):
     """
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> Any:
+        """Create the class; attributes without annotations get one, as pydantic requires.
+
+        An attribute that a base declares keeps its annotation; any other becomes a ClassVar.
+        """
         annotations = namespace.setdefault("__annotations__", {})
         for attribute, value in list(namespace.items()):
             if attribute.startswith("_") or attribute in annotations or _is_pydantics(value, attribute):
                 continue
-            declared = [fields[attribute] for base in bases if attribute in (fields := _model_fields(base))]
-            annotations[attribute] = declared[0].annotation if declared else ClassVar
-            if not declared and isinstance(value, (list, dict, set)):
+            inherited_fields = [
+                base_fields[attribute] for base in bases if attribute in (base_fields := _model_fields(base))
+            ]
+            annotations[attribute] = inherited_fields[0].annotation if inherited_fields else ClassVar
+            if not inherited_fields and isinstance(value, (list, dict, set)):
                 namespace[attribute] = _OwnCopy(attribute, value)
         return super().__new__(mcs, name, bases, namespace, **kwargs)
 
@@ -51,6 +57,7 @@ class _OwnCopy:
         self._name, self._value = name, value
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        """Return the object's own copy, made on first access; on the class itself the original."""
         return self._value if owner is None else vars(owner).setdefault(self._name, copy(self._value))
 
 
@@ -60,19 +67,25 @@ def prepare_instance(made: BaseModel) -> None:
     for name, field in type(made).model_fields.items():
         if not field.is_required():
             defaults[name] = field.get_default(call_default_factory=True, validated_data=defaults)
-    hidden = {name: each.get_default() for name, each in type(made).__private_attributes__.items()}
+    private_values = {
+        name: private_attribute.get_default() for name, private_attribute in type(made).__private_attributes__.items()
+    }
     object.__setattr__(made, "__dict__", defaults)
     object.__setattr__(made, "__pydantic_fields_set__", set())
     object.__setattr__(made, "__pydantic_extra__", {})
-    object.__setattr__(made, "__pydantic_private__", hidden)
+    object.__setattr__(made, "__pydantic_private__", private_values)
 
 
 def _model_fields(base: type) -> dict[str, FieldInfo]:
+    """Return the fields of a pydantic model by name; {} for other classes."""
     return base.model_fields if issubclass(base, BaseModel) else {}
 
 
 def _is_pydantics(value: Any, attribute: str) -> bool:
-    """True for values pydantic accepts without annotation, or reports best itself."""
+    """Return True for an attribute that pydantic accepts without annotation (methods, properties), or reports itself.
+
+    Fields without annotation are mistakes that pydantic explains.
+    """
     return attribute == "model_config" or hasattr(value, "__get__") or isinstance(value, (FieldInfo, ModelPrivateAttr))
 
 
@@ -99,7 +112,7 @@ class Workflow(BaseModel, ABC, metaclass=PlainAttributes):
         return instance
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; a class attribute becomes the object's own."""
+        """Set an attribute; an attribute of the class is set on the object alone, which pydantic would refuse."""
         if name in type(self).__class_vars__:
             vars(self)[name] = value
         else:
@@ -107,11 +120,15 @@ class Workflow(BaseModel, ABC, metaclass=PlainAttributes):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Called once before a run, with the composed config: raise a UserError for a section that cannot be used."""
+        """Check the settings once before a run. Override to raise a UserError for a section that cannot be used.
+
+        Args:
+            config: The composed config, with attribute access.
+        """
 
     @classmethod
     def needs_judge(cls, config: Any) -> bool:
-        """True if attempts never set a reward, so the run needs a judge."""
+        """Return True if attempts never set a reward, so that the run needs a judge. Override to change False."""
         return False
 
     def choose_targets(self, config: Any) -> list[str] | None:

@@ -26,17 +26,19 @@ _SECOND_ATTRIBUTES = ("context_size", "count_tokens", "formatter", "generate_str
 
 
 def make_chat_model(endpoint: Endpoint, client: AsyncOpenAI, config: Any) -> ChatModelBase:
-    """Return a chat model without streaming (set `stream` for chunks) that holds the run's composed `config`, as
-    AgentJet's does. Raises MissingExtraError."""
+    """Return a chat model without streaming (set `stream` for chunks) that sends its requests by `client`.
+
+    The model has the run's composed `config`, as AgentJet's does. Raises MissingExtraError without agentscope.
+    """
     model = find_model_class()(
         model_name=endpoint.model,
         api_key=endpoint.api_key,
         stream=False,
         client_kwargs={"base_url": endpoint.base_url, "http_client": client._client},
     )
-    model.client = client  # the one that neither retries nor times out
+    model.client = client  # in place of AgentScope's own, which retries and has a timeout
     model.config = config
-    if config is not None and hasattr(model, "context_size"):  # at which agents of version 2 compress theirs
+    if config is not None and hasattr(model, "context_size"):  # agents of version 2 compress a longer context
         model.context_size = config.ajet.rollout.max_model_len
     chat_model: ChatModelBase = model
     return chat_model
@@ -52,6 +54,7 @@ def openai_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _message_content(message: dict[str, Any]) -> Any:
+    """Return a message's content in OpenAI's format: a text, a list of typed parts, or None with tool calls only."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [_convert_part(part) for part in content if part]
@@ -64,6 +67,7 @@ def _message_content(message: dict[str, Any]) -> Any:
 
 
 def _convert_part(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a part of a message's content in OpenAI's format: DashScope's text or image part gets its `type`."""
     if "type" in part:
         return part
     if "text" in part:
@@ -75,18 +79,26 @@ def _convert_part(part: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def find_model_class() -> Any:
-    """Return the class for the installed version. Raises UserError if agentscope cannot be imported."""
+    """Return the chat model class for the installed version of AgentScope: 1 or 2.
+
+    Raises:
+        UserError: agentscope cannot be imported.
+        MissingExtraError: agentscope is not installed.
+    """
     try:
         from agentscope.model import OpenAIChatModel
-    except ImportError as problem:
-        if advice := advise_on_agentscope(problem):
-            raise UserError("AgentScope cannot be imported.", do=advice) from problem
-        raise MissingExtraError("agentscope", "agentscope", needed_for="A model for AgentScope agents") from problem
+    except ImportError as error:
+        if advice := advise_on_agentscope(error):
+            raise UserError("AgentScope cannot be imported.", do=advice) from error
+        raise MissingExtraError("agentscope", "agentscope", needed_for="A model for AgentScope agents") from error
+    # The constructor of version 2 takes a credential.
     is_second = "credential" in inspect.signature(OpenAIChatModel).parameters
     return _derive_second(OpenAIChatModel) if is_second else _derive_first(OpenAIChatModel)
 
 
 def _derive_first(base: Any) -> Any:
+    """Return a chat model class for AgentScope 1 that accepts messages of any formatter."""
+
     class TunedChatModel(base):
         async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
             if isinstance(messages, list):
@@ -103,6 +115,7 @@ def _derive_first(base: Any) -> Any:
 
 
 def _derive_second(base: Any) -> Any:
+    """Return a chat model class for AgentScope 2 whose constructor takes the arguments of version 1."""
     from agentscope.credential import OpenAICredential
 
     class TunedChatModel2(base):
@@ -178,7 +191,7 @@ def other_model_class() -> Any:
                 self.client = self._client_class(base_url=server.base_url, api_key=key, max_retries=self.max_try - 1)
                 try:
                     return await super().__call__(messages, *args, **kwargs)
-                except OpenAIError:
+                except OpenAIError:  # try the next key
                     if number == len(server.keys):
                         raise
             return None
@@ -211,7 +224,7 @@ class _AudiolessStream:
 
 
 def is_model_attribute(name: str) -> bool:
-    """True if agents of AgentScope 2 read this attribute of their model, and AgentScope 2 is imported."""
+    """Return True if agents of AgentScope 2 read this attribute of their model, and AgentScope 2 is imported."""
     if name not in _SECOND_ATTRIBUTES or "agentscope" not in sys.modules:
         return False
     return hasattr(find_model_class(), "generate_structured_output")
@@ -226,4 +239,5 @@ def chat_model_type(kind: type) -> type:
 
 @cache
 def _derive_chat_model(kind: type, base: type) -> type:
+    """Return a subclass of `kind` and `base` with the name and module of `kind`, created once."""
     return type(kind.__name__, (kind, base), {"__module__": kind.__module__})

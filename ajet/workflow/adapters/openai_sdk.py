@@ -23,27 +23,35 @@ if TYPE_CHECKING:
 
 Factory = Callable[[], httpx.AsyncBaseTransport]
 POOLS = 32
-"""Of an event loop, at most."""
+"""Number of connection pools of an event loop."""
 
 
 class KeyedTransport(httpx.AsyncBaseTransport):
     """Connection pools by key. Closing a client keeps the pools open for other clients."""
 
     def __init__(self, build: Factory) -> None:
+        """Create POOLS transports, each with connections per event loop.
+
+        Args:
+            build: Creates a transport.
+        """
         self._transports = [build() for _ in range(POOLS)]
         for transport in self._transports:
             split_pools(transport)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send by the pool of the request's key."""
+        """Send a request by one of the pools, chosen by the hash of its key."""
         pool = hash(request.headers.get("authorization")) % POOLS
         return await self._transports[pool].handle_async_request(request)
 
 
 def make_client(endpoint: Endpoint) -> AsyncOpenAI:
-    """A client bound to `endpoint`, usable from any event loop."""
+    """Return a client with the endpoint's address, key and model, usable from any event loop.
+
+    It neither retries nor has a timeout: a failed call ends its episode, and the rollout limits the time.
+    """
     transport = _build_network_transport() if endpoint.transport is None else endpoint.transport()
-    bound: AsyncOpenAI = _client_class()(
+    client: AsyncOpenAI = _client_class()(
         endpoint.model,
         base_url=endpoint.base_url,
         api_key=endpoint.api_key,
@@ -51,12 +59,13 @@ def make_client(endpoint: Endpoint) -> AsyncOpenAI:
         max_retries=0,
         timeout=None,
     )
-    bound._platform = _find_platform()
-    return bound
+    client._platform = _find_platform()  # otherwise the SDK computes it in a thread of each client
+    return client
 
 
 @cache
 def _find_platform() -> Any:
+    """Return the platform that the SDK reports in its headers, computed once per process."""
     from openai._base_client import get_platform
 
     return get_platform()
@@ -64,6 +73,7 @@ def _find_platform() -> Any:
 
 @cache
 def _build_network_transport() -> KeyedTransport:
+    """Return the transport shared by all network clients of the process, with one TLS context."""
     context = ssl.create_default_context()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     return KeyedTransport(lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits))
@@ -85,6 +95,10 @@ def _as_objects(messages: Any) -> Any:
 
 @cache
 def _client_class() -> Any:
+    """Return a subclass of AsyncOpenAI with a default model.
+
+    It is defined on first use, since openai is imported late.
+    """
     from functools import cached_property
 
     from openai import AsyncOpenAI
