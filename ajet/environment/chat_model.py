@@ -63,10 +63,11 @@ class ChatModel(BaseModel):
     @field_validator("base_url")
     @classmethod
     def _an_address(cls, value: str) -> str:
-        parts = parse_address(value)
-        if parts is None:
+        """Return a valid URL without a final slash; an address without a path gets /v1. Raises ValueError."""
+        address = parse_address(value)
+        if address is None:
             raise ValueError("expected a URL such as http://HOST:PORT/v1")
-        return value.rstrip("/") if parts.path.strip("/") else f"{value.rstrip('/')}/v1"
+        return value.rstrip("/") if address.path.strip("/") else f"{value.rstrip('/')}/v1"
 
     @property
     def place(self) -> str:
@@ -76,10 +77,14 @@ class ChatModel(BaseModel):
 
 
 def model_at(url: str, name: str, key: str, *, where: str) -> ChatModel:
-    """Return the model at an address. Raise ConfigError naming `where`.
+    """Return the model `name` of the server at an address.
 
     Args:
         key: The API key, or "".
+        where: Configuration key of the address, for the error.
+
+    Raises:
+        ConfigError: the address is no valid URL.
     """
     try:
         return ChatModel(base_url=url, model=name, api_key=SecretStr(key))
@@ -88,15 +93,18 @@ def model_at(url: str, name: str, key: str, *, where: str) -> ChatModel:
 
 
 def list_configured(models: Sequence[JudgeModelConfig], key: str) -> list[ChatModel]:
-    """The models a YAML lists under `key`, in order, with their secrets from the environment. Raises ConfigError."""
+    """Return the models that the configuration lists under `key`, with API keys from the environment.
+
+    A model without `base_url` is at the server of OPENAI_BASE_URL, else at OpenAI's. Raises ConfigError.
+    """
     return [
         model_at(
-            each.base_url or read_outside_variable("OPENAI_BASE_URL") or OPENAI,
-            each.model,
-            read_api_key(each.api_key_env),
+            settings.base_url or read_outside_variable("OPENAI_BASE_URL") or OPENAI,
+            settings.model,
+            read_api_key(settings.api_key_env),
             where=f"{key}[{index}].base_url",
         )
-        for index, each in enumerate(models)
+        for index, settings in enumerate(models)
     ]
 
 
@@ -104,7 +112,13 @@ class NoAnswerError(AjetError):
     """A model returned no usable answer."""
 
     def __init__(self, message: str, *, is_retryable: bool, status: int = 0, after: float = 0.0) -> None:
-        """`is_retryable`: a retry after `after` seconds may succeed. `status`: HTTP status of a refusal."""
+        """Create the error.
+
+        Args:
+            is_retryable: True if a repetition may succeed.
+            status: HTTP status of a refusal. 0: no refusal.
+            after: Seconds to wait before a repetition.
+        """
         super().__init__(message)
         self.is_retryable = is_retryable
         self.status = status
@@ -129,10 +143,14 @@ class ChatReply:
 async def ask_model(
     model: ChatModel, prompt: str, seconds: float, more: Mapping[str, Any] = MappingProxyType({})
 ) -> str:
-    """Return the model's answer to a single message. Raise NoAnswerError without an answer.
+    """Return the model's answer to a single user message.
 
     Args:
-        more: Further request fields.
+        seconds: Time limit of the request.
+        more: Further fields of the request, such as `temperature`.
+
+    Raises:
+        NoAnswerError: no answer, or an empty one.
     """
     answer = await request_completion(model, {**more, "messages": [{"role": "user", "content": prompt}]}, seconds)
     if not answer.text:
@@ -145,35 +163,52 @@ async def request_completion(model: ChatModel, body: Mapping[str, Any], seconds:
     content = await _post_request(model, "chat/completions", body, seconds, ANSWER_BYTES)
     try:
         return _parse_reply(content)
-    except NoAnswerError as problem:
-        raise NoAnswerError(f"{problem}: {_shorten_body(model, content)}", is_retryable=problem.is_retryable) from None
+    except NoAnswerError as error:
+        raise NoAnswerError(f"{error}: {_shorten_body(model, content)}", is_retryable=error.is_retryable) from None
 
 
 async def request_embeddings(model: ChatModel, texts: Sequence[str], seconds: float) -> list[list[float]]:
-    """Return a vector for each text, all of equal length. Raises NoAnswerError."""
+    """Return the model's embedding of each text, as vectors of equal length in the order of the texts.
+
+    Raises:
+        NoAnswerError: no answer, or not one vector of finite numbers per text.
+    """
     body = await _post_request(model, "embeddings", {"input": list(texts)}, seconds, VECTOR_BYTES * (len(texts) + 1))
     try:
-        rows = sorted(load_json(body, limit=VECTOR_VALUES * (len(texts) + 1))["data"], key=lambda row: row["index"])
-        vectors = [[float(number) for number in row["embedding"]] for row in rows]
+        # The server may answer in any order.
+        entries = sorted(
+            load_json(body, limit=VECTOR_VALUES * (len(texts) + 1))["data"], key=lambda entry: entry["index"]
+        )
+        vectors = [[float(number) for number in entry["embedding"]] for entry in entries]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise NoAnswerError(
             f"its answer contains no embeddings: {_shorten_body(model, body)}", is_retryable=False
         ) from None
-    are_finite = all(row and all(map(math.isfinite, row)) for row in vectors)
-    if len(vectors) != len(texts) or len({len(row) for row in vectors}) != 1 or not are_finite:
+    are_finite = all(vector and all(map(math.isfinite, vector)) for vector in vectors)
+    if len(vectors) != len(texts) or len({len(vector) for vector in vectors}) != 1 or not are_finite:
         raise NoAnswerError("its answer does not contain one vector per text", is_retryable=False)
     return vectors
 
 
 async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], seconds: float, limit: int) -> bytes:
-    """The body of the server's answer, of `limit` bytes at most. Raises NoAnswerError."""
+    """Return the body of the server's answer to a POST request.
+
+    Args:
+        path: Path below the model's base URL.
+        body: Fields of the request besides the model's name.
+        seconds: Time limit.
+        limit: Maximum bytes of the answer.
+
+    Raises:
+        NoAnswerError: no connection, no answer in time, a refusal, or a longer answer.
+    """
     import aiohttp
 
     key = model.api_key.get_secret_value()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    proxied = not is_loopback(urlsplit(model.base_url).hostname)
+    uses_proxy = not is_loopback(urlsplit(model.base_url).hostname)
     try:
-        async with _get_session(proxied).post(
+        async with _get_session(uses_proxy).post(
             f"{model.base_url}/{path}",
             json={"model": model.model, **body},
             headers=headers,
@@ -193,33 +228,41 @@ async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], se
                 "the model {} at {} hangs: no complete reply within {:g} s", model.model, model.place, seconds
             )
         raise NoAnswerError(f"it did not answer within {seconds:g} s", is_retryable=True) from None
-    except (aiohttp.ClientError, OSError) as problem:
-        raise NoAnswerError(f"it did not answer: {type(problem).__name__}", is_retryable=True) from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise NoAnswerError(f"it did not answer: {type(error).__name__}", is_retryable=True) from None
     return content
 
 
 def _shorten_body(model: ChatModel, body: bytes, limit: int = 120) -> str:
-    """Return the beginning of a response without the key."""
+    """Return the first `limit` characters of a response as one line, without the API key."""
     key, text = model.api_key.get_secret_value(), body.decode("utf-8", "replace")
     line = " ".join((text.replace(key, "[redacted]") if key else text).split())
     return (line if len(line) <= limit else f"{line[:limit]}…") or "nothing"
 
 
 def explain_no_model(models: Sequence[ChatModel], seconds: float, *, named: str) -> str:
-    """Return "" if a model answers, else the problem of each. Problems before an answering model are logged."""
+    """Return "" if one of the models answers, else the problem of each; the models are tried in order.
+
+    Problems of models before the answering one are logged.
+
+    Args:
+        seconds: Time limit of all tries.
+        named: Role of the models, such as "judge", for messages.
+    """
     problems: list[str] = []
     for model in models:
         key, server = model.api_key.get_secret_value(), f"{named}: {model.place}"
         problem = find_model_problem(model.base_url, model.model, key, seconds / len(models), named=server)
         if not problem:
-            for each in problems:
-                logger.warning("the model {} failed: {}; trying the next model", named, each)
+            for failed_problem in problems:
+                logger.warning("the model {} failed: {}; trying the next model", named, failed_problem)
             return ""
         problems.append(f"{model.model} at {model.place}: {problem}")
     return "; ".join(problems)
 
 
 async def close_all() -> None:
+    """Close the connections to all servers."""
     sessions = list(_sessions.values())
     _sessions.clear()
     for session in sessions:
@@ -227,6 +270,7 @@ async def close_all() -> None:
 
 
 def _get_session(proxied: bool) -> aiohttp.ClientSession:
+    """Return the HTTP session of the tools' loop, with or without the machine's proxy; created on first use."""
     import aiohttp
 
     if not _sessions:
@@ -240,6 +284,7 @@ def _get_session(proxied: bool) -> aiohttp.ClientSession:
 
 
 async def _read_bounded(reply: aiohttp.ClientResponse, limit: int) -> bytes:
+    """Return the body of a response. Raises NoAnswerError, and closes the connection, above `limit` bytes."""
     body = bytearray()
     while chunk := await reply.content.readany():
         body += chunk
@@ -250,6 +295,7 @@ async def _read_bounded(reply: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 def _retry_after_seconds(header: str | None) -> float:
+    """Return the seconds in a Retry-After header, at most LONGEST_WAIT_S; 0 for none or a date."""
     try:
         seconds = float(header or 0)
     except ValueError:  # the header may be a date, which is ignored
@@ -258,16 +304,17 @@ def _retry_after_seconds(header: str | None) -> float:
 
 
 def _parse_reply(body: bytes) -> ChatReply:
+    """Return the reply in the body of a ChatCompletion, without thoughts. Raises NoAnswerError for another body."""
     try:
         answer: Any = load_json(body)
         choice = answer["choices"][0]
         content, refusal = choice["message"].get("content"), choice["message"].get("refusal")
-        filtered, usage = choice.get("finish_reason") == "content_filter", answer.get("usage")
+        is_filtered, usage = choice.get("finish_reason") == "content_filter", answer.get("usage")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         raise NoAnswerError(NO_COMPLETION, is_retryable=True) from None
     raw_text = content if isinstance(content, str) else ""
     text = raw_text.rpartition("</think>")[2].strip()
-    refused = refusal if isinstance(refusal, str) and refusal else "its server's filter" if filtered else ""
+    refused = refusal if isinstance(refusal, str) and refusal else "its server's filter" if is_filtered else ""
     is_cut = choice.get("finish_reason") == "length"
     return ChatReply(
         text,
@@ -293,8 +340,16 @@ S = TypeVar("S", bound=BaseModel)
 
 
 def plain_section(named: str, base: Path, name: str) -> tuple[Path, dict[str, Any]]:
-    """Return the file named by the key and its section `name` with expanded `${NAME}`. Raises ConfigError, also for a
-    missing section."""
+    """Return AgentRL's configuration file and its section `name`, with environment variables (`${NAME}`) expanded.
+
+    Args:
+        named: Path of the file, the value of `environment.agent_config`.
+        base: Folder of relative paths.
+        name: Name of the section.
+
+    Raises:
+        ConfigError: the file or the section is missing, or a variable is not set.
+    """
     file = find_named_file(named, base, KEY)
     tree = read_yaml(file)
     section = tree.get(name) if isinstance(tree, dict) else None
@@ -305,10 +360,17 @@ def plain_section(named: str, base: Path, name: str) -> tuple[Path, dict[str, An
 
 
 def section_of(named: str, base: Path, name: str, form: type[S]) -> S:
-    """Return the section `name` of the file as `form`. Raises ConfigError, also for a missing section."""
+    """Return a section of AgentRL's configuration file as an object of the class `form`.
+
+    The other arguments are those of `plain_section`.
+
+    Raises:
+        ConfigError: the file or the section is missing, or a value is invalid.
+    """
     file, section = plain_section(named, base, name)
     try:
         return form.model_validate(section)
     except ValidationError as error:
-        part = ChatModel if "models" in error.errors()[0]["loc"] else form
-        raise invalid_section_error(error, file, part.model_fields, name) from None
+        # The valid keys to show are those of a model if the error is within the list of models.
+        failed_class = ChatModel if "models" in error.errors()[0]["loc"] else form
+        raise invalid_section_error(error, file, failed_class.model_fields, name) from None

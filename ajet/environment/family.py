@@ -23,56 +23,64 @@ _GONE = (psutil.NoSuchProcess, psutil.AccessDenied)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of orphaned descendants (Linux only)."""
+    """Make this process the parent of its orphaned descendants, so that they remain descendants (Linux only)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
 
 
 def end_family(leader: int, grace: float) -> None:
-    """End the descendants of `leader`, with `grace` seconds for SIGTERM, then `leader` and its process group. The pid
-    must not be reaped yet."""
-    head = psutil.Process(leader)
+    """End the descendants of a process, then the process itself and its process group.
+
+    The leader is stopped first, so that it starts nothing more. Descendants get SIGTERM, and SIGKILL after `grace`
+    seconds. The leader must not be reaped yet, since its pid could belong to another process then.
+
+    Args:
+        leader: Process id.
+    """
+    leader_process = psutil.Process(leader)
     with suppress(*_GONE):
-        head.suspend()
-    _act_on_all(members(head), psutil.Process.terminate)
+        leader_process.suspend()
+    _act_on_all(members(leader_process), psutil.Process.terminate)
     deadline = time.monotonic() + grace
-    while members(head) and time.monotonic() < deadline:
+    while members(leader_process) and time.monotonic() < deadline:
         time.sleep(0.01)
-    end_descendants(head)
+    end_descendants(leader_process)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def end_tree(leader: int) -> None:
-    """Kill `leader` and its descendants. The pid must not be reaped yet."""
+    """Kill the process `leader` and its descendants. It must not be reaped yet, or its pid may be another's."""
     try:
-        head = psutil.Process(leader)
+        leader_process = psutil.Process(leader)
     except psutil.NoSuchProcess:
         return
-    _act_on_all([head], psutil.Process.suspend)
-    end_descendants(head)
-    _act_on_all([head], psutil.Process.kill)
+    _act_on_all([leader_process], psutil.Process.suspend)
+    end_descendants(leader_process)
+    _act_on_all([leader_process], psutil.Process.kill)
 
 
 def end_descendants(head: psutil.Process) -> None:
-    """Stop all descendants first (a stopped process cannot start another), then kill them."""
+    """Kill all descendants of a process. All are stopped first, since a stopped process cannot start another."""
     stopped: set[psutil.Process] = set()
     deadline = time.monotonic() + PATIENCE
-    while (fresh := members(head) - stopped) and time.monotonic() < deadline:
-        _act_on_all(fresh, psutil.Process.suspend)
-        stopped |= fresh
+    while (running := members(head) - stopped) and time.monotonic() < deadline:
+        _act_on_all(running, psutil.Process.suspend)
+        stopped |= running
     _act_on_all(stopped, psutil.Process.kill)
 
 
 def members(head: psutil.Process) -> set[psutil.Process]:
+    """Return the living descendants of a process; none if the process has ended."""
     try:
-        below = head.children(recursive=True)
+        descendants = head.children(recursive=True)
     except _GONE:
         return set()
-    return {process for process in below if _is_alive(process)}
+    return {process for process in descendants if _is_alive(process)}
 
 
 def _is_alive(process: psutil.Process) -> bool:
+    """Return True unless the process has ended; a zombie has ended, but is not reaped."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except _GONE:
@@ -80,6 +88,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _act_on_all(processes: Iterable[psutil.Process], act: Callable[[psutil.Process], None]) -> None:
+    """Call `act` with each process, and ignore processes that have ended."""
     for process in processes:
         with suppress(*_GONE):
             act(process)

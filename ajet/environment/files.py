@@ -25,9 +25,17 @@ _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
 def find_named_file(named: str, base: Path, key: str) -> Path:
-    """The file that a key names: in `base`, or in the working directory. Raises ConfigError."""
-    relative = Path(named).expanduser()
-    file = next((path for path in (base / relative, Path.cwd() / relative) if path.is_file()), None)
+    """Return an existing file: in `base`, else in the working directory.
+
+    Args:
+        named: Path of the file as configured.
+        key: Configuration key of the path, for the error.
+
+    Raises:
+        ConfigError: the file exists in neither folder.
+    """
+    expanded = Path(named).expanduser()
+    file = next((path for path in (base / expanded, Path.cwd() / expanded) if path.is_file()), None)
     if file is None:
         raise ConfigError(
             f"{key.removeprefix('ajet.')}: the file {named} does not exist.",
@@ -38,10 +46,13 @@ def find_named_file(named: str, base: Path, key: str) -> Path:
 
 
 def read_yaml(file: Path, form: str = "not valid YAML") -> Any:
-    """Return the file's tree, cached until the file changes. Callers must not modify the tree.
+    """Return the content of a YAML file, cached until the file changes. Callers must not modify it.
+
+    Args:
+        form: Description of an invalid file, for the error.
 
     Raises:
-        ConfigError: invalid YAML, described as `form`.
+        ConfigError: the file is no valid YAML, or this user may not read it.
         OSError: the file is missing.
     """
     status = file.stat()
@@ -50,6 +61,11 @@ def read_yaml(file: Path, form: str = "not valid YAML") -> Any:
 
 @lru_cache(maxsize=32)
 def _read_yaml(file: Path, form: str, version: tuple[int, ...]) -> Any:
+    """Return the content of a YAML file.
+
+    Args:
+        version: Time, size and inode of the file. A changed version misses the cache.
+    """
     try:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except PermissionError as error:
@@ -61,23 +77,32 @@ def _read_yaml(file: Path, form: str, version: tuple[int, ...]) -> Any:
 
 
 def invalid_section_error(error: ValidationError, file: Path, known: Iterable[str], *above: str) -> ConfigError:
-    """Return the error for the first invalid value, with its place below `above`. `known`: valid keys."""
-    first = error.errors()[0]
-    key = ".".join(map(str, (*above, *first["loc"])))
+    """Return the error for the first invalid value of a section.
+
+    Args:
+        file: File of the section.
+        known: Valid keys, named in the error for an unknown key.
+        above: Keys from the top of the file down to the section.
+    """
+    first_error = error.errors()[0]
+    key = ".".join(map(str, (*above, *first_error["loc"])))
     return ConfigError(
         f"{key}: {first_message(error)}.",
         where=str(file),
-        expected=f"one of {', '.join(known)}" if first["type"] == "extra_forbidden" else "",
+        expected=f"one of {', '.join(known)}" if first_error["type"] == "extra_forbidden" else "",
     )
 
 
 def first_message(error: ValidationError) -> str:
-    """Return the first message of a validation error."""
+    """Return the first message of a validation error, without pydantic's prefix."""
     return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
 
 
 def find_variables(value: Any) -> dict[str, bool]:
-    """Return the variables used as `${NAME}`, in order, each with True if a default is missing somewhere."""
+    """Return the variables that a value's texts use as `${NAME}`, in order.
+
+    Each has True if it is needed, because one of its uses has no default (`${NAME:-default}`).
+    """
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -91,23 +116,28 @@ def find_variables(value: Any) -> dict[str, bool]:
 
 
 def expand_variables(value: Any, where: str, variables: Mapping[str, str] | None = None) -> Any:
-    """Expand `${NAME}` and `${NAME:-default}` from `variables`, else from the environment.
+    """Return the value with `${NAME}` and `${NAME:-default}` expanded in all texts within lists and objects.
 
     The default replaces unset and empty values.
+
+    Args:
+        where: Place of the value, for the error.
+        variables: Values by name. None: the environment.
 
     Raises:
         ConfigError: an unset name has no default.
     """
     environment = os.environ if variables is None else variables
     if isinstance(value, dict):
-        return {name: expand_variables(each, where, environment) for name, each in value.items()}
+        return {name: expand_variables(entry, where, environment) for name, entry in value.items()}
     if isinstance(value, list):
         return [expand_variables(item, where, environment) for item in value]
     if not isinstance(value, str):
         return value
 
     def replaced(match: re.Match[str]) -> str:
-        variable = environment.get(match[1]) or match[2]
+        """Return the value of a matched variable."""
+        variable = environment.get(match[1]) or match[2]  # group 2 is the default
         if variable is None and match[1] not in environment:
             raise ConfigError(
                 f"The environment variable {match[1]} is not set.",
@@ -122,12 +152,13 @@ def expand_variables(value: Any, where: str, variables: Mapping[str, str] | None
 def read_variables(
     file: Path, environment: Mapping[str, str] | None = None, *, template: Path | None = None
 ) -> dict[str, str]:
-    """Return the variables of an env file, expanded by the environment and by earlier lines.
+    """Return the environment together with the variables of an env file, whose `${NAME}` are expanded.
 
-    The environment takes precedence.
+    A variable of the environment takes precedence over the file's. Lines may use variables of earlier lines.
 
     Args:
-        template: file to start from, for the error.
+        environment: None: the environment of this process.
+        template: File to copy if the file is missing, for the error.
 
     Raises:
         UserError: the file is missing, or a `${NAME}` is unset.

@@ -24,32 +24,34 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Run the function in its own thread and return or raise its result."""
+    """Call the function in a daemon thread of its own, and return its result or raise its exception."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    result_future: asyncio.Future[T] = loop.create_future()
 
     def work() -> None:
+        """Call the function, and pass the outcome to the awaiting loop."""
         try:
-            outcome, problem = function(*arguments), None
+            outcome, error = function(*arguments), None
         except BaseException as raised:  # noqa: BLE001 - the awaiting task raises it
-            outcome, problem = None, raised
+            outcome, error = None, raised
         with suppress(RuntimeError):  # that loop has ended
-            loop.call_soon_threadsafe(_settle_future, done, outcome, problem)
+            loop.call_soon_threadsafe(_settle_future, result_future, outcome, error)
 
     thread = threading.Thread(target=work, name="ajet-call", daemon=True)
     thread.start()  # ajet.rollout.runtime reads this variable to locate the running code
-    return await done
+    return await result_future
 
 
 def _settle_future(done: asyncio.Future[Any], outcome: Any, problem: BaseException | None) -> None:
+    """Set a call's result or exception on its future, unless the future is cancelled."""
     if done.done():
         return
     if problem is None:
         done.set_result(outcome)
     else:
         # SystemExit and its like would end the loop, StopIteration cannot be set
-        strange = not isinstance(problem, Exception) or isinstance(problem, StopIteration)
-        done.set_exception(RuntimeError(f"the connection ended with {problem!r}") if strange else problem)
+        is_unsettable = not isinstance(problem, Exception) or isinstance(problem, StopIteration)
+        done.set_exception(RuntimeError(f"the connection ended with {problem!r}") if is_unsettable else problem)
 
 
 Table = TypeVar("Table", dict[Any, Any], list[Any])
@@ -62,8 +64,11 @@ LONGEST_MESSAGE = 4_000
 
 
 class CallFailedError(EnvironmentFailure):
-    """A call without a result. `kind`: error class; `delivered`: the server may have received the call; `lost`: the
-    session is gone."""
+    """A call of a server without a result.
+
+    `kind` is the error class for the record. `delivered` is True if the server may have received the call, `lost` if
+    the session has ended.
+    """
 
     def __init__(self, message: str, kind: ToolError, *, delivered: bool = True, lost: bool = False) -> None:
         super().__init__(message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} […]")
@@ -79,6 +84,7 @@ def process_local(table: Table) -> Table:
     """
 
     def begin_anew() -> None:
+        """Empty the table in the child, but keep its objects alive: deleting them would close the parent's."""
         _of_parents.append(table.copy())
         table.clear()
 
@@ -92,7 +98,7 @@ _at_end: list[Callable[[], Coroutine[Any, Any, None]]] = process_local([])
 
 
 def tools_loop() -> asyncio.AbstractEventLoop:
-    """Return the tools' event loop of the process."""
+    """Return the event loop of this process's tool connections; the first call starts it in a daemon thread."""
     with _lock:
         loop = _loops.get(os.getpid())
         if loop is None:
@@ -103,7 +109,7 @@ def tools_loop() -> asyncio.AbstractEventLoop:
 
 
 def close_at_exit(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Await `close` on the loop before the process ends."""
+    """Register a coroutine function that is awaited on the tools' loop when the process ends."""
     _at_end.append(close)
 
 
@@ -113,11 +119,14 @@ async def on_tools_loop(
     *,
     to_the_end: bool = False,
 ) -> T:
-    """Run a coroutine on the tools' loop and await the result.
+    """Run a coroutine on the tools' loop, from any loop, and return its result or raise its exception.
 
     Args:
-        unclaimed: handles the result of a cancelled caller.
-        to_the_end: a cancellation of the caller does not cancel the work.
+        unclaimed: Called with the result if the caller was cancelled meanwhile, for example to close a connection.
+        to_the_end: True if a cancellation of the caller does not cancel the work.
+
+    Raises:
+        CallFailedError: the work was cancelled on the loop itself.
     """
     tools, own_loop = tools_loop(), asyncio.get_running_loop()
     if own_loop is tools:
@@ -127,6 +136,7 @@ async def on_tools_loop(
     task: asyncio.Task[None] | None = None
 
     def settle(result: Any, problem: BaseException | None) -> None:
+        """Pass the outcome to the caller, on its loop; a result that nobody awaits goes to `unclaimed`."""
         if answer.done():
             if problem is None and unclaimed is not None:
                 asyncio.run_coroutine_threadsafe(unclaimed(result), tools)
@@ -136,12 +146,13 @@ async def on_tools_loop(
             answer.set_exception(problem)
 
     async def run() -> None:
+        """Await the work on the tools' loop, and pass its outcome to the caller's loop."""
         result: Any = None
         problem: BaseException | None = None
         try:
             result = await work
         except asyncio.CancelledError:
-            if is_cancelled:
+            if is_cancelled:  # by the caller, who awaits nothing more
                 return
             problem = CallFailedError(
                 "the asyncio task of the server's connection was cancelled", "transport", lost=True
@@ -175,6 +186,7 @@ async def on_tools_loop(
 
 
 def _close_at_exit(loop: asyncio.AbstractEventLoop) -> None:
+    """Await all functions of `close_at_exit`, for at most ENDS_S seconds. A forked child closes nothing."""
     if _loops.get(os.getpid()) is not loop:
         return
 

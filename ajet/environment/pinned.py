@@ -45,7 +45,11 @@ class PinnedTools:
 
     @classmethod
     def of(cls, tools: ToolList) -> PinnedTools:
-        """Build from a request's `tools`. Raises ValueError, KeyError or TypeError for invalid entries."""
+        """Build from a request's `tools`, by name.
+
+        Raises:
+            ValueError, KeyError, TypeError: an entry is no tool.
+        """
         functions = [tool["function"] for tool in tools]
         return cls(
             {
@@ -60,10 +64,10 @@ class PinnedTools:
         return hashlib.sha256(json.dumps(dict(self.tools), sort_keys=True).encode()).hexdigest()
 
     def require(self, tools: PinnedTools) -> None:
-        """Raises ToolsChangedError, with a diff."""
+        """Raise ToolsChangedError with a diff if `tools` differ from these tools in name, description or schema."""
         if tools.tools == self.tools:
             return
-        lines = [
+        diff_lines = [
             line
             for name in sorted({*self.tools, *tools.tools})
             for line in difflib.unified_diff(
@@ -71,16 +75,16 @@ class PinnedTools:
                 f"{name} at the start of the run", f"{name}, now", n=1, lineterm="",
             )
         ]  # fmt: skip
-        more = f"\n… and {len(lines) - LINES} lines more" if len(lines) > LINES else ""
+        more = f"\n… and {len(diff_lines) - LINES} lines more" if len(diff_lines) > LINES else ""
         raise ToolsChangedError(
             f"the tools have changed since the start of the run; restore the old tools, or {FRESH_ADVICE}:\n"
-            + "\n".join(lines[:LINES])
+            + "\n".join(diff_lines[:LINES])
             + more
         )
 
 
 class ToolPins:
-    """Pinned tools of a run in a process. Thread-safe."""
+    """Checks in one process that every attempt has the tools of the run's first attempt. Thread-safe."""
 
     def __init__(
         self,
@@ -100,22 +104,34 @@ class ToolPins:
         self._pinned_tools: PinnedTools | None = None
 
     def __call__(self, tools: ToolList) -> list[dict[str, Any]]:
-        by_name = {tool["function"]["name"]: dict(tool) for tool in tools}
-        plain = self._redact([*tools]) if self._redact is not None else [*tools]
+        """Return an attempt's tools in the order of the run's first attempt.
+
+        Raises ToolsChangedError for other tools.
+        """
+        tool_by_name = {tool["function"]["name"]: dict(tool) for tool in tools}
+        redacted_tools = self._redact([*tools]) if self._redact is not None else [*tools]
         with self._lock:
             if self._pinned_tools is None:
                 self._pinned_tools = PinnedTools.of(
-                    self._load_first_tools(plain) if self._load_first_tools is not None else plain
+                    self._load_first_tools(redacted_tools) if self._load_first_tools is not None else redacted_tools
                 )
-        self._pinned_tools.require(PinnedTools.of(plain))
-        return [by_name[name] for name in self._pinned_tools.tools]
+        self._pinned_tools.require(PinnedTools.of(redacted_tools))
+        return [tool_by_name[name] for name in self._pinned_tools.tools]
 
 
 class PinnedFile:
     """The tools file in a run's folder, for the writing process."""
 
     def __init__(self, folder: Path, *, goes_on: bool = True) -> None:
-        """`goes_on`: the run continues with its stored tools. Raises UserError for a damaged file."""
+        """Read the stored tools.
+
+        Args:
+            folder: Folder of the run.
+            goes_on: True if the run continues with its stored tools, False to store those of the next attempt.
+
+        Raises:
+            UserError: the file is damaged.
+        """
         self._file = folder / FILE
         self.tools = read_pinned(folder) if goes_on else None
 
@@ -128,7 +144,11 @@ class PinnedFile:
 
 
 def read_pinned(folder: Path) -> list[Any] | None:
-    """Return the pinned tools of the run in `folder` as a request's `tools`, or None. Raises UserError."""
+    """Return the stored tools of the run in `folder` as a request's `tools`, or None without the file.
+
+    Raises:
+        UserError: the file is damaged.
+    """
     try:
         tools = read_json(folder / FILE)["tools"]
         PinnedTools.of(tools)

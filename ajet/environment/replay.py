@@ -39,7 +39,15 @@ class RunReplay:
     """The recorded tool uses of a run, to be replayed. Immutable, so threads may share it."""
 
     def __init__(self, folder: Path, on_miss: Miss) -> None:
-        """Reads all its episodes. Raises UserError for damage and ConfigError for a run without tool uses."""
+        """Read the tool uses of all episodes in a run's folder.
+
+        Args:
+            on_miss: What happens to a call without a recorded use: "error", or "live" to call the tool.
+
+        Raises:
+            UserError: a recorded file is damaged.
+            ConfigError: the run recorded no tool uses.
+        """
         self.on_miss, self.tools = on_miss, read_pinned(folder)
         self._attempts: dict[str, list[tuple[int, tuple[_RecordedUse, ...]]]] = defaultdict(list)
         for path in sorted(EpisodeFiles(folder / "episodes").folder.glob("step-*.jsonl")):
@@ -56,8 +64,12 @@ class RunReplay:
             )
 
     def walk(self, task: Task, repeat: int) -> ReplayWalk:
-        """Return the walk of an attempt at a task, preferring the recorded attempt with the same `repeat`."""
-        ordered = sorted(self._attempts.get(_task_key(task), ()), key=lambda each: each[0] != repeat)
+        """Return the source of recorded results for one attempt at a task.
+
+        Args:
+            repeat: Number of the attempt. Results of the recorded attempt with the same number come first.
+        """
+        ordered = sorted(self._attempts.get(_task_key(task), ()), key=lambda attempt: attempt[0] != repeat)
         return ReplayWalk([_FollowedAttempt(uses) for _, uses in ordered], self, task.task_id)
 
 
@@ -80,15 +92,18 @@ class _FollowedAttempt:
     done: set[int] = field(default_factory=set)
 
     def next(self, name: str, arguments: str) -> list[int]:
-        """Return the matching uses that may come next."""
+        """Return the indices of uses with this tool and arguments that may come next.
+
+        A use may come once all uses that had ended before its start are done; overlapping uses may come in any order.
+        """
         return [
             index
-            for index, each in enumerate(self.uses)
+            for index, recorded in enumerate(self.uses)
             if index not in self.done
-            and each.use.name == name
-            and each.arguments == arguments
-            and all(other in self.done or before.use.ended > each.use.started
-                    for other, before in enumerate(self.uses) if other != index)
+            and recorded.use.name == name
+            and recorded.arguments == arguments
+            and all(other_index in self.done or other.use.ended > recorded.use.started
+                    for other_index, other in enumerate(self.uses) if other_index != index)
         ]  # fmt: skip
 
 
@@ -112,55 +127,63 @@ class ReplayWalk:
         return self._replay.tools
 
     def __call__(self, name: str, arguments: Mapping[str, object]) -> ToolUse | None:
-        """Return the recorded use, or None to call the tool. Raises ReplayMissError."""
-        spelled_arguments = canonical_json(bound_arguments(arguments))
+        """Return the recorded use of this call, or None if the tool must be called.
+
+        Raises:
+            ReplayMissError: there is no complete recorded use, and tools must not be called (`on_miss` "error").
+        """
+        canonical_arguments = canonical_json(bound_arguments(arguments))
         with self._lock:
             candidates = [
                 attempt.uses[index].use
                 for attempt in self._matching_attempts
-                for index in attempt.next(name, spelled_arguments)
+                for index in attempt.next(name, canonical_arguments)
             ]
             reason = (
                 f"{len(self._matching_attempts)} recorded attempts at this task began with the same calls"
                 if self._matching_attempts
                 else "no recorded attempt began like this one"
             )
-        complete = next((use for use in candidates if not use.cut and not use.images), None)
-        if complete is None and self._replay.on_miss == "error":
+        complete_use = next((use for use in candidates if not use.cut and not use.images), None)
+        if complete_use is None and self._replay.on_miss == "error":
             incomplete = (
                 f", the record has only {'the text' if candidates[0].images else 'the beginning'} of its result"
                 if candidates
                 else ""
             )
             raise ReplayMissError(
-                f"the replayed run has no recorded call {name}({spelled_arguments[:200]}) after "
+                f"the replayed run has no recorded call {name}({canonical_arguments[:200]}) after "
                 f"{self._call_count} calls at task {self._task} ({reason}{incomplete}); to call the tool, "
                 "set environment.replay_miss: live"
             )
-        return complete
+        return complete_use
 
     def note_use(self, use: ToolUse) -> None:
-        """A use has ended, replayed or not."""
-        if use.name == BROWSE_AGENT:
+        """Note that the attempt has used a tool, and drop recorded attempts that did not use it in the same way.
+
+        A recorded attempt stays if a use that may come next has the same tool, arguments, result and error.
+        """
+        if use.name == BROWSE_AGENT:  # part of another tool's recorded result
             return
         arguments = canonical_json(use.arguments)
         with self._lock:
             self._call_count += 1
             still_followed = []
             for attempt in self._matching_attempts:
-                recorded = ((index, attempt.uses[index].use) for index in attempt.next(use.name, arguments))
-                same = [
+                next_uses = ((index, attempt.uses[index].use) for index in attempt.next(use.name, arguments))
+                equal_uses = [
                     index
-                    for index, recorded_use in recorded
+                    for index, recorded_use in next_uses
                     if (recorded_use.digest, recorded_use.error) == (use.digest, use.error)
                 ]
-                if same:
-                    attempt.done.add(same[0])
+                if equal_uses:
+                    attempt.done.add(equal_uses[0])
                     still_followed.append(attempt)
             self._matching_attempts = still_followed
 
 
 def _task_key(task: Task) -> str:
+    """Return a digest of a task's id, question and messages, by which recorded attempts at the task are found."""
     fields = task.model_dump(mode="json")
     return compute_digest(
         canonical_json({name: fields.get(name) for name in ("task_id", "main_query", "init_messages")})
@@ -168,20 +191,32 @@ def _task_key(task: Task) -> str:
 
 
 def replays_alone(environment: Any) -> bool:
-    """True if only recorded results are used and a miss is an error. `environment`: the config section."""
+    """Return True if a run only uses recorded tool results, so that no tool is needed.
+
+    Args:
+        environment: The section `environment` of the config.
+    """
     return bool(environment.replay) and environment.replay_miss == "error"
 
 
 def find_replayed_run(named: str, *, base: Path, root: Path) -> Path:
-    """The folder of the run that `environment.replay` names: below `root`, or a path from `base`. Raises
-    ConfigError."""
-    places = [root / named, base / Path(named).expanduser()]
-    for folder in places:
+    """Return the folder of the recorded run that `environment.replay` names.
+
+    Args:
+        named: Name of a run in `root`, or a path.
+        base: Folder of relative paths.
+        root: Folder of all runs.
+
+    Raises:
+        ConfigError: there is no folder with episodes.
+    """
+    candidates = [root / named, base / Path(named).expanduser()]
+    for folder in candidates:
         if (folder / "episodes").is_dir():
             return folder
     raise ConfigError(
         f"There is no recorded run {named} to replay.",
         where="ajet.environment.replay",
-        expected=f"a folder with episodes/ at {places[0]} or {places[1]}",
+        expected=f"a folder with episodes/ at {candidates[0]} or {candidates[1]}",
         do=f"`{format_list_command(root)}` lists the runs: pass the name or folder of one",
     )

@@ -43,7 +43,10 @@ class ChosenEnvironment:
 
 
 def env_service_of(experiment: Experiment) -> EnvService | None:
-    """Return the service at the experiment's address, or None without an address. Raises ConfigError."""
+    """Return the environment service of the experiment's address, or None without an address.
+
+    The address is the task reader's, else `environment.use`. Raises ConfigError for an invalid address.
+    """
     reader = experiment.ajet.task_reader
     if reader.type == "env_service":
         return service_at(reader.env_service.env_url, SERVICE_KEY, reader.env_service.env_type)
@@ -54,7 +57,11 @@ def env_service_of(experiment: Experiment) -> EnvService | None:
 
 
 def service_at(url: str, where: str, env_type: str = "") -> EnvService:
-    """Return the service at an address. Raises ConfigError for an invalid address."""
+    """Return the environment service at an address. Raises ConfigError, with the key `where`, for an invalid address.
+
+    Args:
+        env_type: Name of the environment that the service plays. "": the service's default.
+    """
     return EnvService(require_address(url, where, "an environment service", "http://HOST:PORT"), env_type)
 
 
@@ -64,11 +71,15 @@ def is_service_url(environment_use: str) -> bool:
 
 
 def is_world(environment_use: str) -> bool:
-    """True for the name of a world served by a plug-in."""
+    """Return True if `environment.use` is the name of a world, an environment served by a plug-in."""
     return _find_world(environment_use) is not None
 
 
 def _find_world(environment_use: str) -> PluginPart | None:
+    """Return the plug-in part that serves the world named by `environment.use`, or None.
+
+    A world is named KIND:NAME, or is a reference to the user's class (FILE->CLASS).
+    """
     name, colon, _ = environment_use.partition(":")
     if "->" in environment_use:
         return find_part("environment", CLASS)
@@ -76,7 +87,13 @@ def _find_world(environment_use: str) -> PluginPart | None:
 
 
 def choose_environment(experiment: Experiment) -> ChosenEnvironment | None:
-    """Return the experiment's environment, or None. Raises UserError."""
+    """Return the environment in which the experiment's tasks are played, or None without one.
+
+    A world of a plug-in is served from now on, until the environment is closed.
+
+    Raises:
+        UserError: the settings exclude each other, or the world cannot be served.
+    """
     reader, environment = experiment.ajet.task_reader, experiment.ajet.environment.use
     if environment and reader.type == "env_service":
         raise ConfigError(

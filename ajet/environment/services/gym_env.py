@@ -60,6 +60,7 @@ class GymEnv:
 
     @property
     def env_type(self) -> str:
+        """The name of the environment that the service plays; "" for its default."""
         return self.service.env_type
 
     def create(self, messages: Any = None, params: Mapping[str, Any] | None = None) -> list[Message]:
@@ -75,11 +76,18 @@ class GymEnv:
             return self._read_messages("create", self._require_data("create", answer))
 
     def reset(self) -> list[Message]:
-        """Begin an instance, by gymnasium's name."""
+        """Create a new instance and return the opening messages: `create` under gymnasium's name."""
         return self.create()
 
     def step(self, action: Any, params: Mapping[str, Any] | None = None) -> Step:
-        """Send an action (a text or message) once and return the result."""
+        """Send an action once and return the result. Raises EnvironmentFailure.
+
+        The action is recorded as a tool use, also a failed one.
+
+        Args:
+            action: A text, or a message such as the model's reply with tool calls.
+            params: Further values for the environment.
+        """
         message, started = as_message(action), time.time()
         try:
             with self._note_loss():
@@ -88,8 +96,8 @@ class GymEnv:
                 )
                 observation = _join_contents(self._read_messages("step", data))
                 reward = self._read_number("step", data.get("reward"))
-        except EnvironmentFailure as problem:
-            self._record_use(message, str(problem), started, "environment")
+        except EnvironmentFailure as error:
+            self._record_use(message, str(error), started, "environment")
             raise
         info = data.get("info")
         step = Step(observation, reward, bool(data.get("is_terminated")), info if isinstance(info, dict) else {})
@@ -103,7 +111,14 @@ class GymEnv:
     def evaluate(
         self, instance_id: str | None = None, params: Mapping[str, Any] | None = None, messages: Any = None
     ) -> float:
-        """Return the environment's score so far, always of this instance."""
+        """Return the environment's score of the instance so far.
+
+        Args:
+            instance_id: Not used; AgentJet's signature has it.
+
+        Raises:
+            EnvironmentFailure: no answer, or one without a score. A later answer repairs the loss of the environment.
+        """
         try:
             answer = self._request_service("evaluate", messages=messages, params=params)
             score = answer.get("data")
@@ -112,14 +127,14 @@ class GymEnv:
             if score is None:
                 raise self.service.wrong("evaluate", f"contains no score: {answer!r:.200}")
             number = self._read_number("evaluate", score)
-        except EnvironmentFailure as problem:
-            self.lost = self.lost or problem
+        except EnvironmentFailure as error:
+            self.lost = self.lost or error
             raise
         self.lost = None
         return number
 
     def get_info(self, messages: Any = None, params: Mapping[str, Any] | None = None) -> Any:
-        """Return the environment's information, mostly its tools."""
+        """Return the environment's answer to `get_info`, mostly a list of its tools. Raises EnvironmentFailure."""
         return self._request_service("get_info", messages=messages, params=params).get("data")
 
     def release(self) -> bool:
@@ -130,6 +145,7 @@ class GymEnv:
         return self.service.ask("release", instance_id=instance, task_id=self.task_id).get("success") is not False
 
     def _time_left(self) -> float | None:
+        """Return the seconds until the end of the episode; None for no limit."""
         return None if self.until is None else self.until - time.monotonic()
 
     @property
@@ -143,13 +159,15 @@ class GymEnv:
 
     @contextmanager
     def _note_loss(self) -> Iterator[None]:
+        """Store an EnvironmentFailure of the block: the environment is lost, and further requests fail at once."""
         try:
             yield
-        except EnvironmentFailure as problem:
-            self._is_lost, self.lost = True, self.lost or problem
+        except EnvironmentFailure as error:
+            self._is_lost, self.lost = True, self.lost or error
             raise
 
     def _request_service(self, request: str, **more: Any) -> dict[str, Any]:
+        """Send a request about this instance and return the answer. Raises EnvironmentFailure, also after a loss."""
         if self._is_lost:
             raise EnvironmentFailure(f"the connection to the environment is lost: {self.lost}")
         if not self.instance_id:
@@ -157,21 +175,28 @@ class GymEnv:
         return self.service.ask(request, instance_id=self.instance_id, **more)
 
     def _require_data(self, request: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the field `data` of an answer. Raises EnvironmentFailure unless it is an object."""
         data = answer.get("data")
         if not isinstance(data, dict):
             raise self.service.wrong(request, f"contains no data: {answer!r:.200}")
         return data
 
     def _read_messages(self, request: str, data: Mapping[str, Any]) -> list[Message]:
+        """Return the messages in an answer's data; the role is user if missing.
+
+        Raises:
+            EnvironmentFailure: the state is not a message or a list of messages with content.
+        """
         state = data.get("state")
         messages = [state] if isinstance(state, dict) else state
         if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
             raise self.service.wrong(request, f"contains no state, which must be a list of messages: {data!r:.200}")
-        if bad := next((message for message in messages if "content" not in message), None):
-            raise self.service.wrong(request, f"contains a message without content: {bad!r:.200}")
+        if invalid_message := next((message for message in messages if "content" not in message), None):
+            raise self.service.wrong(request, f"contains a message without content: {invalid_message!r:.200}")
         return [{"role": "user", **message} for message in messages]
 
     def _read_number(self, request: str, value: Any) -> float:
+        """Return a number of an answer; 0 for None. Raises EnvironmentFailure unless it is finite."""
         if value is None:
             return 0.0
         if isinstance(value, (bool, int, float)) and math.isfinite(value):
@@ -179,6 +204,14 @@ class GymEnv:
         raise self.service.wrong(request, f"contains {value!r:.100} instead of a finite number")
 
     def _record_use(self, message: Message, result: str, started_at: float, error: ToolError) -> None:
+        """Pass an action to `on_use` as a tool use.
+
+        Args:
+            message: The action.
+            result: The observation, or the text of the failure.
+            started_at: Seconds since the epoch.
+            error: Error class; "" for none.
+        """
         if self.on_use is None:
             return
         name, arguments, call_id = _as_call(message)
@@ -190,9 +223,11 @@ class GymEnv:
         )
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return the state for another process, where the monotonic clock differs: the time limit since the epoch."""
         return {**self.__dict__, "on_use": None, "until": self.over_at}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the state from another process, with the time limit by this process's clock."""
         self.__dict__.update(state)
         self.over_at = state["until"]
 
@@ -201,29 +236,34 @@ class GymEnv:
 
 
 def as_message(action: Any) -> Message:
-    """Convert an action to a message with text content. Text blocks are joined, and the original stays unchanged."""
+    """Return an action as a message with text content; the role is assistant unless the action has one.
+
+    Text blocks are joined, and the original stays unchanged.
+    """
     if not isinstance(action, Mapping):
         return {"role": "assistant", "content": action if isinstance(action, str) else str(action)}
     content = action.get("content")
     if isinstance(content, (list, tuple)):
-        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        texts = [block.get("text") for block in content if isinstance(block, Mapping)]
         content = "".join(text for text in texts if isinstance(text, str)) if any(texts) else str(content)
     return {"role": "assistant", **action, **({} if content is None else {"content": content})}
 
 
 def _as_call(message: Message) -> tuple[str, dict[str, Any], str]:
     """Return (name, arguments, call id) of an action for the record, from its tool call if present."""
-    plain = json.loads(json.dumps(message, default=str))
-    calls = plain.get("tool_calls")
+    # Values without a JSON form become text.
+    json_message = json.loads(json.dumps(message, default=str))
+    calls = json_message.get("tool_calls")
     call = calls[0] if isinstance(calls, list) and calls and isinstance(calls[0], dict) else {}
     function = call.get("function") if isinstance(call.get("function"), dict) else {}
     if not function:
-        return ACTION, {"content": plain.get("content")}, ""
+        return ACTION, {"content": json_message.get("content")}, ""
     return str(function.get("name") or ACTION), {"arguments": function.get("arguments")}, str(call.get("id") or "")
 
 
 def _join_contents(state: list[Message]) -> Any:
-    contents = [each["content"] for each in state]
+    """Return the content of a single message unchanged, or the contents of several as one text."""
+    contents = [message["content"] for message in state]
     if len(contents) == 1:
         return contents[0]
     return "\n".join(str(content) for content in contents)

@@ -49,12 +49,12 @@ class EnvService:
         return f"EnvService({self.url!r}, {self.env_type!r})"
 
     def task_ids(self, split: str) -> list[str]:
-        """The tasks of a split. Raises EnvironmentFailure."""
+        """Return the ids of a split's tasks. Raises EnvironmentFailure."""
         answer = self.ask("get_env_profile", params={"split": split})
         task_id_list = answer.get("data", answer.get("task_ids"))
         if not isinstance(task_id_list, list):
             raise self.wrong("get_env_profile", f"contains no list of tasks: {_shorten_answer(answer)}")
-        return [str(each) for each in task_id_list]
+        return [str(task_id) for task_id in task_id_list]
 
     def ask(
         self,
@@ -66,8 +66,17 @@ class EnvService:
         params: Mapping[str, Any] | None = None,
         within: float | None = None,
     ) -> dict[str, Any]:
-        """Send a request and return the complete response body. `within`: limit of all tries in seconds. Raises
-        EnvironmentFailure."""
+        """Send a request and return the JSON object of the answer.
+
+        A request that may have been received is repeated only if it is idempotent; an unsent request always is.
+
+        Args:
+            request: Name of the request, such as "step", which is also the path.
+            within: Limit of all tries in seconds. None: only the limit of each try.
+
+        Raises:
+            EnvironmentFailure: no answer, a refusal, or an invalid answer.
+        """
         fields = {
             "env_type": self.env_type or "default",
             "task_id": task_id,
@@ -79,15 +88,15 @@ class EnvService:
         seconds = self.seconds or SECONDS.get(request, OTHERWISE_S)
         deadline = math.inf if within is None else time.monotonic() + within
         failure: _NotSentError | _UnansweredError | None = None
-        for number in range(1, TRIES + 1):
+        for try_number in range(1, TRIES + 1):
             try:
                 return self._send_once(request, body, max(0.001, min(seconds, deadline - time.monotonic())))
-            except (_NotSentError, _UnansweredError) as problem:
-                failure = problem
-                if isinstance(problem, _UnansweredError) and request not in REPEATABLE:
+            except (_NotSentError, _UnansweredError) as error:
+                failure = error
+                if isinstance(error, _UnansweredError) and request not in REPEATABLE:
                     break
-            pause = PAUSE_S * number
-            if number == TRIES or time.monotonic() + pause >= deadline:
+            pause = PAUSE_S * try_number
+            if try_number == TRIES or time.monotonic() + pause >= deadline:
                 break
             time.sleep(pause)
         raise EnvironmentFailure(f"the environment service at {self.url}, /{request}: {failure}") from failure
@@ -98,12 +107,19 @@ class EnvService:
             connection = self._open_connection(seconds)
             connection.request("GET", self._request_path("healthz"), headers=self._build_headers())
             connection.getresponse()
-        except (_NotSentError, OSError, http.client.HTTPException) as problem:
-            return str(problem) or type(problem).__name__
+        except (_NotSentError, OSError, http.client.HTTPException) as error:
+            return str(error) or type(error).__name__
         connection.close()
         return ""
 
     def _send_once(self, request: str, body: bytes, seconds: float) -> dict[str, Any]:
+        """Send a request over a new connection and return the answer within `seconds`.
+
+        Raises:
+            _NotSentError: no connection.
+            _UnansweredError: the request may have been received.
+            EnvironmentFailure: the answer is a refusal or invalid.
+        """
         deadline = time.monotonic() + seconds
         connection = self._open_connection(seconds)
         try:
@@ -111,52 +127,62 @@ class EnvService:
                 connection.sock.settimeout(max(0.001, deadline - time.monotonic()))
                 connection.request("POST", self._request_path(request), body, self._build_headers())
                 response = connection.getresponse()
-                raw = _read_body(connection, response, deadline)
+                answer_bytes = _read_body(connection, response, deadline)
             except TimeoutError:
                 raise _UnansweredError(f"no answer within {seconds:.3g} s") from None
-            except (OSError, http.client.HTTPException) as problem:
-                reason = f"{type(problem).__name__}: {problem}".removesuffix(": ")
-                raise _UnansweredError(f"the connection broke before the answer was complete ({reason})") from problem
+            except (OSError, http.client.HTTPException) as error:
+                reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+                raise _UnansweredError(f"the connection broke before the answer was complete ({reason})") from error
         finally:
             connection.close()
-        if len(raw) > LONGEST:
+        if len(answer_bytes) > LONGEST:
             raise self.wrong(request, f"is longer than {LONGEST >> 20} MiB; the rest was not read")
-        return self._parse_answer(request, response.status, raw)
+        return self._parse_answer(request, response.status, answer_bytes)
 
     def _parse_answer(self, request: str, status: int, raw: bytes) -> dict[str, Any]:
+        """Return the JSON object of an answer. Raises EnvironmentFailure for a refusal or an invalid answer.
+
+        Args:
+            status: HTTP status.
+            raw: Body of the answer.
+        """
         try:
             answer = load_json(raw)
-        except TooManyNodesError as problem:
-            raise self.wrong(request, f"is too large: {problem}") from None
+        except TooManyNodesError as error:
+            raise self.wrong(request, f"is too large: {error}") from None
         except ValueError:
             text = raw[:200].decode(errors="replace")
             raise self.wrong(request, f"is not JSON (status {status}): {text!r}") from None
+        # The failed release of an instance that does not exist any more is no refusal.
         if status >= 400 or not isinstance(answer, dict) or (answer.get("success") is False and request != "release"):
             raise self.wrong(request, f"refuses the request (status {status}): {_refusal_reason(answer)}")
         return answer
 
     def _open_connection(self, seconds: float) -> http.client.HTTPConnection:
+        """Return an open connection to the service. Raises _NotSentError without one in `seconds`."""
         address = parse_address(self.url)
         if address is None or address.hostname is None:
             raise _NotSentError(f"{self.url} is not a URL such as http://127.0.0.1:8080")
-        kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
-        connection = kind(address.hostname, address.port, timeout=max(0.001, seconds))
+        connection_class = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+        connection = connection_class(address.hostname, address.port, timeout=max(0.001, seconds))
         try:
             connection.connect()
-        except (OSError, ssl.SSLError) as problem:
-            raise _NotSentError(f"no connection: {getattr(problem, 'strerror', None) or problem}") from problem
+        except (OSError, ssl.SSLError) as error:
+            raise _NotSentError(f"no connection: {getattr(error, 'strerror', None) or error}") from error
         return connection
 
     def _request_path(self, request: str) -> str:
+        """Return the URL path of a request, below the path of the service's address."""
         return f"{urlsplit(self.url).path.rstrip('/')}/{request}"
 
     def _build_headers(self) -> dict[str, str]:
+        """Return the headers of a request, with the bearer token if there is one."""
         token = self.token if self.token is not None else read_api_key(TOKEN)
         headers = {"Content-Type": "application/json", "Connection": "close"}
         return headers | {"Authorization": f"Bearer {token}"} if token else headers
 
     def wrong(self, request: str, what: str) -> EnvironmentFailure:
-        """Return the failure of a request with an invalid answer. `what`: for example "is no JSON"."""
+        """Return the failure of a request with an invalid answer. `what` follows "its answer": "is not JSON"."""
         return EnvironmentFailure(f"the environment service at {self.url}, /{request}: its answer {what}")
 
 
@@ -169,23 +195,28 @@ class _UnansweredError(AjetError):
 
 
 def _read_body(connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float) -> bytes:
-    """Return the body, or a prefix of a body above the size limit."""
-    parts: list[bytes] = []
-    length = 0
-    while length <= LONGEST:
+    """Return the body of a response, or a prefix longer than LONGEST of a body above this limit.
+
+    Raises:
+        TimeoutError: the deadline (monotonic time) has passed.
+        http.client.IncompleteRead: the connection ended before the end of the body.
+    """
+    chunks: list[bytes] = []
+    byte_count = 0
+    while byte_count <= LONGEST:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError
         if connection.sock is not None:
             connection.sock.settimeout(remaining)
-        part = response.read1(1 << 16)
-        if not part:
+        chunk = response.read1(1 << 16)
+        if not chunk:
             if response.length:
                 raise http.client.IncompleteRead(b"", response.length)
             break
-        parts.append(part)
-        length += len(part)
-    return b"".join(parts)
+        chunks.append(chunk)
+        byte_count += len(chunk)
+    return b"".join(chunks)
 
 
 def _refusal_reason(answer: Any) -> str:
@@ -193,11 +224,12 @@ def _refusal_reason(answer: Any) -> str:
     if isinstance(answer, dict):
         for name in ("detail", "error", "message", "data"):
             if value := answer.get(name):
-                text = value.get("message", value) if isinstance(value, dict) else value
-                lines = str(text).strip().splitlines()
+                reason = value.get("message", value) if isinstance(value, dict) else value
+                lines = str(reason).strip().splitlines()
                 return (lines[-1] if lines and lines[0].startswith("Traceback") else " ".join(lines))[:1000]
     return _shorten_answer(answer)
 
 
 def _shorten_answer(answer: Any) -> str:
+    """Return the first 200 characters of an answer, as Python code."""
     return f"{answer!r:.200}"
