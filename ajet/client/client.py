@@ -34,12 +34,16 @@ class Client:
         patience: float = 600.0,
         timeout: float = 600.0,
     ) -> None:
-        """Create a client. Raises ValueError without an address or key.
+        """Create a client.
 
         Args:
-            url, admin_key: default AJET_URL and AJET_ADMIN_KEY of the environment.
-            patience: seconds of retries for a busy or restarting server.
-            timeout: seconds per request; a judge may take long.
+            url: Address of the server, with or without /v1. None: AJET_URL of the environment.
+            admin_key: Key of the server. None: AJET_ADMIN_KEY of the environment.
+            patience: Seconds of retries for a busy or restarting server.
+            timeout: Seconds per request; a judge may take long.
+
+        Raises:
+            ValueError: there is no address or no key.
         """
         url, admin_key = url or os.environ.get("AJET_URL"), admin_key or os.environ.get("AJET_ADMIN_KEY")
         if not url or not admin_key:
@@ -58,13 +62,18 @@ class Client:
         train: bool = True,
         held_out: bool = False,
     ) -> Episode:
-        """Begin an episode that the caller must end. Raises Refused and Unreachable.
+        """Begin an episode, which the caller must end.
 
         Args:
-            task: None for the server's next task.
-            train: False only records the episode, for evaluation.
-            held_out: like train=False, and counted in the server's next validation. Without a `task`, the next held-out
-                task.
+            task: A question, or a row of a task file. None: the server's next task.
+            agent: Name of the agent in the record.
+            trainable_targets: Targets whose replies are trained. None: all.
+            train: False to only record the episode, for evaluation.
+            held_out: True to count the episode in the server's next validation, without training on it. Without a
+                `task` it is the next held-out task.
+
+        Raises:
+            Refused, Unreachable: the server refused or did not respond.
         """
         body: dict[str, Any] = {
             "agent": agent, "trainable_targets": trainable_targets, "train": train, "held_out": held_out,
@@ -76,17 +85,24 @@ class Client:
 
     @contextmanager
     def episode(self, task: Task | None = None, **more: Any) -> Iterator[Episode]:
-        """Run an episode as a `with` block: an exception fails the episode, and an unfinished episode is given up."""
+        """Begin an episode for a `with` block, and end it with the block.
+
+        An exception of the block fails the episode; without `finish` in the block the episode is given up.
+
+        Args:
+            more: Further arguments of `begin`.
+        """
         episode = self.begin(task, **more)
         try:
             yield episode
         except EpisodeLost:
             raise
-        except BaseException as problem:
+        except BaseException as error:
             if episode.ended is None:
                 with suppress(Refused, Unreachable):  # the caller needs the first exception, not this one
-                    if isinstance(problem, Exception):
-                        episode.fail(problem)
+                    # An interrupt such as Ctrl-C is not the agent's failure.
+                    if isinstance(error, Exception):
+                        episode.fail(error)
                     else:
                         episode.give_up()
             raise
@@ -104,29 +120,33 @@ class Client:
     ) -> Counter[str]:
         """Let `agent` play episodes in `at_once` threads.
 
-        Returns the number of episodes by status, `lost` included. The agent returns the reward, a mapping of `finish`'s
-        arguments, or None for the server's judge. An exception fails the episode.
+        The agent returns the reward, a mapping of `finish`'s arguments, or None for the server's judge. An exception
+        fails the episode.
 
         Args:
-            episodes: None for no limit.
-            tasks: the caller's tasks until exhausted; default the server's.
+            episodes: Number of episodes. None: no limit.
+            tasks: The caller's tasks, until they are exhausted. None: the server's tasks.
+            more: Further arguments of `begin`.
+
+        Returns:
+            The number of episodes by status; "lost" is the status of an episode that the server has lost.
 
         Raises:
             Refused, Unreachable: the server refused or did not respond.
         """
-        playing = _EpisodePlayer(self, agent, episodes, tasks, more)
-        threads = [threading.Thread(target=playing.run, name=f"ajet-client-{n}", daemon=True) for n in range(at_once)]
+        player = _EpisodePlayer(self, agent, episodes, tasks, more)
+        threads = [threading.Thread(target=player.run, name=f"ajet-client-{n}", daemon=True) for n in range(at_once)]
         for thread in threads:
             thread.start()
         try:
             for thread in threads:
                 thread.join()
         except BaseException:
-            playing.stop()
+            player.stop()
             raise
-        if playing.problem is not None:
-            raise playing.problem
-        return playing.counts
+        if player.problem is not None:
+            raise player.problem
+        return player.counts
 
     def validate(self, agent: Callable[[Episode], Any], *, attempts: int = 1, at_once: int = 1) -> Counter[str]:
         """Let `agent` play each held-out task of the server `attempts` times, as in `play`.
@@ -142,7 +162,11 @@ class Client:
         return self.play(agent, episodes=attempts * tasks, at_once=at_once, held_out=True)
 
     def overview(self) -> dict[str, Any]:
-        """What is open at the server, counts, the version of the weights. Raises Refused and Unreachable."""
+        """Return the server's state: open episodes, counts, and the version of the weights.
+
+        Raises:
+            Refused, Unreachable: the server refused or did not respond.
+        """
         return self._sender.ask("GET", "/episodes")
 
     def close(self) -> None:
@@ -184,17 +208,18 @@ class _EpisodePlayer:
             self._episodes_left = 0
 
     def run(self) -> None:
-        """Play until no task is left."""
+        """Play episodes until no task is left; a thread of `play`. An error ends the episodes of all threads."""
         try:
             while (next_task := self._next_task()) is not None:
                 status = self._play_episode(*next_task)
                 with self._lock:
                     self.counts[status] += 1
-        except Exception as problem:  # noqa: BLE001 - the thread's error is raised by `play`
+        except Exception as error:  # noqa: BLE001 - the thread's error is raised by `play`
             self.stop()
-            self.problem = problem
+            self.problem = error
 
     def _next_task(self) -> tuple[Task | None] | None:
+        """Return the task of the next episode in a tuple, where None means the server's next task; None at the end."""
         with self._lock:
             if self._episodes_left == 0:
                 return None
@@ -206,21 +231,27 @@ class _EpisodePlayer:
             return (task,)
 
     def _play_episode(self, task: Task | None) -> str:
+        """Let the agent play one episode, and return the episode's status.
+
+        Raises:
+            Refused, Unreachable: the server refused or did not respond.
+            TypeError, ValueError: the agent returned no valid result.
+        """
         episode = self._client.begin(task, **self._begin_options)
         try:
             try:
-                came = self._agent(episode)
-            except (Exception, SystemExit) as problem:  # noqa: BLE001 - the agent's, which the record gets
-                return str(episode.fail(f"{type(problem).__name__}: {problem}")["status"])
+                result = self._agent(episode)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the agent's, which the record gets
+                return str(episode.fail(f"{type(error).__name__}: {error}")["status"])
             if episode.ended is None:
-                outcome = came if isinstance(came, Mapping) else {"reward": came}
-                episode.finish(**outcome)
+                finish_arguments = result if isinstance(result, Mapping) else {"reward": result}
+                episode.finish(**finish_arguments)
         except EpisodeLost:
             return "lost"
         except Unreachable:
             raise
-        except Exception as problem:  # the agent's result is no valid reward; the caller of `play` gets the error
+        except Exception as error:  # the agent's result is no valid reward; the caller of `play` gets the error
             with suppress(Refused, Unreachable):
-                episode.fail(problem)
+                episode.fail(error)
             raise
         return str((episode.ended or {})["status"])

@@ -62,7 +62,17 @@ class Episode:
         metrics: Mapping[str, float] | None = None,
         tool_uses: Sequence[Mapping[str, Any]] = (),
     ) -> dict[str, Any]:
-        """Report the outcome and return the result. Without a reward the server's judge decides first.
+        """End the episode with its outcome.
+
+        Args:
+            reward: The reward, or a reward per turn. None: the server's judge decides.
+            success: True if the task is solved. None: unknown.
+            metadata: Values for the judge and the record, such as `final_answer`.
+            metrics: Numbers for the record, by name.
+            tool_uses: Tool uses of the agent for the record.
+
+        Returns:
+            The server's answer with reward and status.
 
         Raises:
             Refused, EpisodeLost, Unreachable: the server refused or did not respond.
@@ -73,19 +83,25 @@ class Episode:
         return self._end_episode("POST", "/finish", body)
 
     def fail(self, error: str | Exception, boundary: Boundary = "agent") -> dict[str, Any]:
-        """Fail the episode at a boundary with a reason or exception: recorded, never trained on. Raises as `finish`."""
+        """Fail the episode: it is recorded and never trained on. Raises and returns as `finish` does.
+
+        Args:
+            error: The reason, or the exception.
+            boundary: The part that failed, for the record.
+        """
         message = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         return self._end_episode("POST", "/finish", {"error": message, "boundary": boundary})
 
     def give_up(self) -> dict[str, Any]:
-        """End the episode without counting the attempt: recorded as aborted. Raises as `finish`."""
+        """End the episode without counting the attempt: recorded as aborted. Raises and returns as `finish` does."""
         return self._end_episode("DELETE", "", None)
 
     def state(self) -> dict[str, Any]:
-        """The server's state of the episode. Raises as `finish`."""
+        """Return the server's state of the episode. Raises Refused, EpisodeLost and Unreachable as `finish` does."""
         return self._sender.ask("GET", f"/episodes/{self.name}")
 
     def _end_episode(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Send the end of the episode once, and return the server's answer; later calls return the same answer."""
         if self.ended is None:
             self.ended = self._sender.ask(method, f"/episodes/{self.name}{path}", body)
         return self.ended

@@ -10,7 +10,14 @@ class Refused(Exception):
     """The server answered with a refusal of the request."""
 
     def __init__(self, status: int, code: str, message: str, param: str = "") -> None:
-        """`param`: the field at fault."""
+        """Create the error.
+
+        Args:
+            status: HTTP status.
+            code: The server's code of the error; "" without one.
+            message: The server's message.
+            param: The field of the request that is wrong; "" for none.
+        """
         super().__init__(f"{message} (HTTP {status}{', ' + code if code else ''})")
         self.status = status
         self.code = code

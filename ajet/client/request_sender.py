@@ -28,9 +28,20 @@ _log = logging.getLogger("ajet.client")
 
 
 class RequestSender:
+    """Sends requests to one server and repeats them while it is busy or does not respond. Thread-safe."""
+
     def __init__(self, url: str, admin_key: str, *, patience: float, timeout: float) -> None:
-        """`patience`: seconds of retries. `timeout`: seconds per request. Raises Unreachable for an unusable proxy
-        variable."""
+        """Open an HTTP client.
+
+        Args:
+            url: Address of the server.
+            admin_key: Key of the server.
+            patience: Seconds of retries.
+            timeout: Seconds per request.
+
+        Raises:
+            Unreachable: a proxy variable of the environment is unusable.
+        """
         self.url, self.patience = url, patience
         headers, limit = {"Authorization": f"Bearer {admin_key}"}, httpx.Timeout(timeout, connect=10.0)
         try:
@@ -41,8 +52,13 @@ class RequestSender:
             raise
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer. Raises Refused and Unreachable."""
-        deadline, pause, silent = time.monotonic() + self.patience, 0.1, True
+        """Send a request and return the JSON object of the answer.
+
+        Raises:
+            Refused: the server refused the request, or is still busy after `patience` seconds.
+            Unreachable: the server did not respond for `patience` seconds.
+        """
+        deadline, pause, is_first_failure = time.monotonic() + self.patience, 0.1, True
         while True:
             problem: Exception
             try:
@@ -61,13 +77,14 @@ class RequestSender:
             pause = min(LONGEST_PAUSE, pause) * random.uniform(0.8, 1.2)
             if time.monotonic() + pause > deadline:
                 raise problem
-            if silent and isinstance(problem, Unreachable):
-                silent = False
+            if is_first_failure and isinstance(problem, Unreachable):
+                is_first_failure = False
                 _log.warning("%s; retrying for %g s", problem, self.patience)
             time.sleep(pause)
             pause *= 2
 
     def _name_way(self) -> str:
+        """Return the proxy of the requests with advice, to append to an error; "" without a proxy."""
         proxy = name_proxy(self.url)
         host = urlsplit(self.url).hostname
         return (
@@ -75,14 +92,16 @@ class RequestSender:
         )
 
     def close(self) -> None:
+        """Close the connections to the server."""
         self._http_client.close()
 
 
 def _refusal_error(reply: httpx.Response) -> Refused:
+    """Return the error for a refusal in OpenAI's format, or for another body with its first 500 characters."""
     try:
         error = reply.json()["error"]
         code, message, param = error["code"] or "", error["message"], error["param"] or ""
     except (ValueError, KeyError, TypeError):
         code, message, param = "", reply.text[:500], ""
-    kind = EpisodeLost if code in _LOST else Refused
-    return kind(reply.status_code, code, message, param)
+    error_class = EpisodeLost if code in _LOST else Refused
+    return error_class(reply.status_code, code, message, param)
