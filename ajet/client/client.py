@@ -193,6 +193,14 @@ class _EpisodePlayer:
         tasks: Iterator[Task] | None,
         more: dict[str, Any],
     ) -> None:
+        """Prepare the episodes.
+
+        Args:
+            agent: Plays an episode.
+            episodes: Number of episodes. None: no limit.
+            tasks: The caller's tasks. None: the server's.
+            more: Further arguments of `Client.begin`.
+        """
         self._client = client
         self._agent = agent
         self._episodes_left = episodes

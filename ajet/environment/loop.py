@@ -64,7 +64,7 @@ LONGEST_MESSAGE = 4_000
 
 
 class CallFailedError(EnvironmentFailure):
-    """A call of a server without a result.
+    """A call to a server that gave no result.
 
     `kind` is the error class for the record. `delivered` is True if the server may have received the call, `lost` if
     the session has ended.

@@ -75,11 +75,11 @@ class PinnedTools:
                 f"{name} at the start of the run", f"{name}, now", n=1, lineterm="",
             )
         ]  # fmt: skip
-        more = f"\n… and {len(diff_lines) - LINES} lines more" if len(diff_lines) > LINES else ""
+        cut_notice = f"\n… and {len(diff_lines) - LINES} lines more" if len(diff_lines) > LINES else ""
         raise ToolsChangedError(
             f"the tools have changed since the start of the run; restore the old tools, or {FRESH_ADVICE}:\n"
             + "\n".join(diff_lines[:LINES])
-            + more
+            + cut_notice
         )
 
 

@@ -29,16 +29,16 @@ def report_dead_letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
     Args:
         reasons: (position, last reason) pairs.
     """
-    dead = list(reasons)
-    if not dead:
+    dead_letters = list(reasons)
+    if not dead_letters:
         return []
-    examples = "; ".join(f"position {order}: {reason}" for order, reason in dead[:3])
-    more = f"; and {len(dead) - 3} more" if len(dead) > 3 else ""
+    examples = "; ".join(f"position {order}: {reason}" for order, reason in dead_letters[:3])
+    remaining_text = f"; and {len(dead_letters) - 3} more" if len(dead_letters) > 3 else ""
     return [
         Finding(
             "dead letters",
             "warning",
-            f"{len(dead)}: {examples}{more}",
+            f"{len(dead_letters)}: {examples}{remaining_text}",
             "these tasks will not be run again; correct what the reason names",
         )
     ]

@@ -91,11 +91,11 @@ def check_group(lease: Lease, task_id: str, version: int, terms: GroupTerms) -> 
         samplers = ", ".join(
             sorted({attempt.ended_by or attempt.episode.sampler or "unknown" for attempt in lease.attempts})[:5]
         )
-        problem = (
+        mismatch = (
             f"{len(repeats)} attempts with the numbers {quote(repeats)}, expected {terms.repeats} attempts "
             "numbered from 0"
         )
-        raise GroupRefusedError("attempts", f"{problem} (sampler {samplers or 'unknown'})")
+        raise GroupRefusedError("attempts", f"{mismatch} (sampler {samplers or 'unknown'})")
     if len({attempt.episode.group for attempt in lease.attempts}) > 1:
         raise GroupRefusedError("task", f"the attempts belong to different groups ({name_attempt(lease.attempts[0])})")
 
@@ -127,11 +127,11 @@ def quote(value: object) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
-def _check_against_terms(one: Kept, order: int, task_id: str, version: int, terms: GroupTerms) -> None:
+def _check_against_terms(attempt: Kept, order: int, task_id: str, version: int, terms: GroupTerms) -> None:
     """Check that an episode is of this task, split and run, and fits the model and the policy versions."""
-    episode = one.episode
+    episode = attempt.episode
     _require_valid(
-        episode.task.task_id == task_id and episode.order == order and not one.alone,
+        episode.task.task_id == task_id and episode.order == order and not attempt.alone,
         "task",
         f"it belongs to task {quote(episode.task.task_id)} at position {episode.order}, but the lease is of task "
         f"{quote(task_id)} at position {order}",
@@ -235,7 +235,7 @@ def _check_verdict(verdict: Verdict, calls: Sequence[Call]) -> None:
         f"the rewards of its scorers, {quote(verdict.parts)}, are not a mapping",
     )
     _require_numbers(verdict.metrics.items(), "judge's metric")
-    _require_numbers(((name, part) for name, part in verdict.parts.items() if part is not None), "scorer")
+    _require_numbers(((name, score) for name, score in verdict.parts.items() if score is not None), "scorer")
     _require_valid(
         isinstance(verdict.turns, (list, tuple)),
         "number",
@@ -338,8 +338,10 @@ def _check_timeline(timeline: Timeline, at: int, calls: Sequence[Call]) -> None:
     )
     _require_valid(not timeline.mask[0], "timeline", f"timeline {at} trains its first token, which no token precedes")
     for span in timeline.spans:
-        inside = 0 <= span.call < len(calls) and 0 <= span.start < span.stop <= size
-        _require_valid(inside, "timeline", f"timeline {at} of {size} tokens has the invalid span {quote(tuple(span))}")
+        is_inside = 0 <= span.call < len(calls) and 0 <= span.start < span.stop <= size
+        _require_valid(
+            is_inside, "timeline", f"timeline {at} of {size} tokens has the invalid span {quote(tuple(span))}"
+        )
         call = calls[span.call]
         sampled = _reply_part(span, call)
         is_sampled = sampled.start >= 0 and sampled.stop <= len(call.response_ids) and call.trained

@@ -159,7 +159,9 @@ def find_driver(address: Address) -> StoreDriver:
 
 def list_forms(separator: str = ", or ") -> str:
     """Return the forms that a store's address may have, as text for an error."""
-    return separator.join(load_code(part.code).form for part in find_parts("store").values() if part.schemes)
+    return separator.join(
+        load_code(plugin_part.code).form for plugin_part in find_parts("store").values() if plugin_part.schemes
+    )
 
 
 def missing_store_error(where: str) -> UserError:

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 def store_address(experiment: Experiment, folder: Path) -> Address | None:
     """Return the address of the run's shared store, or None for a private store. Raises ConfigError."""
     config = experiment.ajet.store
-    part = find_part("store", config.type)
-    if part is None or not part.schemes:
+    plugin_part = find_part("store", config.type)
+    if plugin_part is None or not plugin_part.schemes:
         return None
-    default = load_code(part.code).default
+    default = load_code(plugin_part.code).default
     address = Address.of(config.uri or default, base=folder, run=folder.name)
-    if address.scheme not in part.schemes:
+    if address.scheme not in plugin_part.schemes:
         raise ConfigError(
             f"store.uri is not an address of a store of type {config.type}: {address.shown}.",
             where="store.uri",

@@ -201,7 +201,9 @@ class RunStore:
             self._positions.require_lease(lease)
             stored = self._put_episodes.get(lease.order, [])
             new_attempts = [
-                attempt for attempt in kept if all(attempt.episode.uuid != other.episode.uuid for other in stored)
+                attempt
+                for attempt in kept
+                if all(attempt.episode.uuid != stored_attempt.episode.uuid for stored_attempt in stored)
             ]
             if not new_attempts:
                 return
@@ -348,27 +350,27 @@ class RunStore:
                 do=f"restore {path.name} and its .bin file, or remove both: the task is then run again",
             )
 
-    def _add_pending(self, number: int, order: int, ends: list[Kept], used: list[int] | None) -> None:
+    def _add_pending(self, file_number: int, order: int, attempts: list[Kept], used_steps: list[int] | None) -> None:
         """Restore a position from its pending file.
 
         If the position is over according to the checkpoint, its episodes get a new position outside the training order.
 
         Args:
-            number: number of the file.
-            order: position recorded in the file.
-            ends: the file's episodes.
-            used: steps that used the position and left it closed for reuse. None: no step used it.
+            file_number: Number of the file.
+            order: Position recorded in the file.
+            attempts: The file's episodes.
+            used_steps: Steps that used the position and left it closed for reuse. None: no step used it.
         """
         if not self._positions.offer(order):
             lease = self._positions.bring()
             self._positions.give_back(lease)
             order = lease.order
-        self._put_episodes[order], self._numbers[order] = ends, number
-        if self._closed_marker(number).exists():
+        self._put_episodes[order], self._numbers[order] = attempts, file_number
+        if self._closed_marker(file_number).exists():
             self._positions.claim(order)
             self._closed.add(order)
-            if used:
-                self._steps[order] = used
+            if used_steps:
+                self._steps[order] = used_steps
 
     def _remove_files(self, files: EpisodeFiles, number: int) -> None:
         """Delete the pending file `number`, its arrays and its marker of a complete group, as far as they exist."""

@@ -36,6 +36,7 @@ def signs_of_life(
     ended, deadline = threading.Event(), time.monotonic() + longest
 
     def repeat() -> None:
+        """Call `say` until the block ends, or for `longest` seconds."""
         while not ended.wait(every):
             if time.monotonic() > deadline:
                 logger.warning("{}", silent)

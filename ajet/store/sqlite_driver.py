@@ -88,6 +88,7 @@ class SqliteReader:
     """Reads a store in a SQLite file without changing the file."""
 
     def __init__(self, path: Path) -> None:
+        """Open the file read-only. Raises UserError without an ajet store of this version."""
         if not path.is_file():
             raise missing_store_error(f"sqlite:{path}")
         self._path = path

@@ -153,16 +153,16 @@ class SqliteEpisodes:
     def iterate_episodes(self, base: sqlite3.Connection, order: int) -> Iterator[Kept | AlteredEpisodeError]:
         """Yield the episodes of a position, and for each changed episode the error instead."""
         query = "SELECT uuid, place, alone, ended_by, line, arrays, seal FROM ends WHERE place = ? ORDER BY rowid"
-        for uuid, place, alone, ended_by, line, arrays, seal in base.execute(query, (order,)).fetchall():
+        for uuid, stored_order, is_alone, ended_by, line, arrays, seal in base.execute(query, (order,)).fetchall():
             try:
                 with explain_alteration(order, uuid, str(self._path), ended_by):
-                    if seal != _digest_row(uuid, place, alone, ended_by, line, arrays):
+                    if seal != _digest_row(uuid, stored_order, is_alone, ended_by, line, arrays):
                         raise AlteredEpisodeError
-                    end = Kept(decode(json.loads(line), arrays), bool(alone), ended_by)
+                    attempt = Kept(decode(json.loads(line), arrays), bool(is_alone), ended_by)
             except AlteredEpisodeError as altered:
                 yield altered
             else:
-                yield end
+                yield attempt
 
 
 def _digest_row(uuid: str, order: int, alone: Any, ended_by: str, line: str, arrays: bytes) -> str:
@@ -172,7 +172,7 @@ def _digest_row(uuid: str, order: int, alone: Any, ended_by: str, line: str, arr
 
 
 class SqlitePositions:
-    """Leases positions for `seconds`. After `most` failed attempts a position is dead: it is leased no more.
+    """Leases positions for `seconds`. After `limit` failed attempts a position is dead: it is leased no more.
 
     A fence is the number of a lease, by which a stale lease is recognised.
     """
@@ -255,7 +255,7 @@ class SqlitePositions:
         query = (
             "SELECT place, since FROM positions WHERE state = ? AND typeof(since) IN ('real', 'integer') ORDER BY since"
         )
-        oldest = next((since for place, since in base.execute(query, (state,)) if place not in but), None)
+        oldest = next((since for order, since in base.execute(query, (state,)) if order not in but), None)
         return None if oldest is None else max(0.0, time.time() - float(oldest))
 
     def record_failure(self, base: sqlite3.Connection, order: int, reason: str, *, dead: bool = False) -> None:

@@ -204,10 +204,15 @@ class SqliteStore:
         self._end_positions(list(orders), step, reason)
 
     def give_back(self, leases: Iterable[Lease]) -> None:
+        """End leases of incomplete groups, so that the positions are free again.
+
+        Raises LeaseLostError for a stale lease.
+        """
         self._give_back(list(leases))
 
     @_outlast_outage
     def _give_back(self, leases: Sequence[Lease]) -> None:
+        """End the leases in one transaction, which is repeated while the file is unreachable."""
         with self.open_transaction() as base:
             for lease in leases:
                 update_leased(base, lease, "state = 'waiting'")

@@ -103,6 +103,7 @@ def check_file(path: Path, *, made: Path | None = None) -> None:
 
 
 def _cannot_open_error(path: Path, error: sqlite3.DatabaseError) -> UserError:
+    """Return the error for a file that cannot be opened, with the cause as far as it is visible."""
     return UserError(
         f"The store {path} cannot be opened: {_why_not(path, error)}.",
         expected="a file created by ajet, or no file, in a folder that this user may write to",
@@ -243,17 +244,17 @@ _ADVICE = {
 def explain_error(path: Path, error: sqlite3.Error) -> StoreUnavailableError:
     """Return the error to show for a SQLite error that is not a mistake in ajet."""
     code = error_code(error)
-    problem = f"The store {path} failed: {error}."
+    message = f"The store {path} failed: {error}."
     if code in OUT_OF_REACH:
         return StoreUnreachableError(
-            problem,
+            message,
             where=str(path),
             expected="a disk or network folder that can be reached, and no other program that locks the file",
             do="Mount the folder again, or stop the other program; then start the same command again: no stored "
             "episode is lost.",
         )
     expected, do = _ADVICE.get(code, ("an open, undamaged file created by ajet", "Start the same command again."))
-    return StoreUnavailableError(problem, where=str(path), expected=expected, do=do)
+    return StoreUnavailableError(message, where=str(path), expected=expected, do=do)
 
 
 def damaged_file(path: Path, what: object) -> StoreUnavailableError:

@@ -163,18 +163,18 @@ def _read_decimal(digits: str) -> Fraction:
     return Fraction(re.sub(r"[ ,_'’(){}]", "", digits).rstrip(".") or "0")
 
 
-def _read_magnitude(rest: str, money: bool) -> tuple[str, int]:
+def _read_magnitude(text: str, is_money: bool) -> tuple[str, int]:
     """Return the text after words such as "million", and the product of their values.
 
     Args:
-        money: True after an amount of money, where suffixes such as `k` count, too.
+        is_money: True after an amount of money, where suffixes such as `k` count, too.
     """
     factor = 1
-    if money and (match := _MONEY_MAGNITUDE.match(rest)):
-        return rest[match.end() :], CURRENCY_MAGNITUDES[match[1]]
-    while parse_unit(rest) is None and (match := _MAGNITUDE.match(rest)):
-        rest, factor = rest[match.end() :], factor * MAGNITUDES[match[1].lower()]
-    return rest, factor
+    if is_money and (match := _MONEY_MAGNITUDE.match(text)):
+        return text[match.end() :], CURRENCY_MAGNITUDES[match[1]]
+    while parse_unit(text) is None and (match := _MAGNITUDE.match(text)):
+        text, factor = text[match.end() :], factor * MAGNITUDES[match[1].lower()]
+    return text, factor
 
 
 def _add_parts(text: str) -> StatedNumber | None:

@@ -128,49 +128,63 @@ class AnswerComparer:
             return False
         return self.ask("=".join(sides), "=".join(wanted_sides))
 
-    def _decide_members(self, candidate: str, one: MemberList | None, reference: str, other: MemberList | None) -> bool:
+    def _decide_members(
+        self, candidate: str, candidate_members: MemberList | None, reference: str, reference_members: MemberList | None
+    ) -> bool:
         """Return True if two answers have equal members (rule 5).
 
         Order does not count in sets, lists and unions, but in vectors, matrices, tuples and intervals.
 
         Args:
-            one: The candidate's members. None: a single value.
-            other: The reference's members. None: a single value.
+            candidate_members: None: the candidate is a single value.
+            reference_members: None: the reference is a single value.
         """
-        if one is None or other is None:
-            multiple = one or other
+        if candidate_members is None or reference_members is None:
+            multiple = candidate_members or reference_members
             assert multiple is not None
             if multiple.kind == "set" and len(multiple.parts) == 1:
-                return self.decide(multiple.parts[0] if one else candidate, multiple.parts[0] if other else reference)
+                return self.decide(
+                    multiple.parts[0] if candidate_members else candidate,
+                    multiple.parts[0] if reference_members else reference,
+                )
             return (
                 not parse_number(candidate)
                 and not parse_number(reference)
                 and self._ask_math_verify(candidate, reference)
             )
-        kinds = {one.kind, other.kind}
+        kinds = {candidate_members.kind, reference_members.kind}
         if "set" in kinds and kinds <= {"set", "list"}:  # members may be repeated, so each set must contain the other
-            return self._is_subset(one.parts, other.parts) and self._is_subset(other.parts, one.parts, swapped=True)
-        have_equal_length = len(one.parts) == len(other.parts)
+            return self._is_subset(candidate_members.parts, reference_members.parts) and self._is_subset(
+                reference_members.parts, candidate_members.parts, swapped=True
+            )
+        have_equal_length = len(candidate_members.parts) == len(reference_members.parts)
         if _ORDER.search(candidate + reference):  # `x < 1 or x > 2` is a union, `x < 1 and x > 2` is not
             are_unions = [
                 _OR.search(text) is not None or member_list.kind == "union"
-                for text, member_list in ((candidate, one), (reference, other))
+                for text, member_list in ((candidate, candidate_members), (reference, reference_members))
             ]
-            return have_equal_length and are_unions[0] == are_unions[1] and self._is_rearranged(one.parts, other.parts)
+            return (
+                have_equal_length
+                and are_unions[0] == are_unions[1]
+                and self._is_rearranged(candidate_members.parts, reference_members.parts)
+            )
         if "union" in kinds and not (have_equal_length and len(kinds) == 1):
             return self._ask_math_verify(candidate, reference)
         if not have_equal_length:
             return False
-        if kinds in ({"list"}, {"union"}) and not (_has_names(other.parts) and not _has_names(one.parts)):
-            return self._is_rearranged(one.parts, other.parts)
+        if kinds in ({"list"}, {"union"}) and not (
+            _has_names(reference_members.parts) and not _has_names(candidate_members.parts)
+        ):
+            return self._is_rearranged(candidate_members.parts, reference_members.parts)
         comparable_kinds = [
             {"list", "()"},
-            *([{"list", "[]"}, {"vector", "()"}] if len(one.parts) > 2 else []),
+            *([{"list", "[]"}, {"vector", "()"}] if len(candidate_members.parts) > 2 else []),
         ]  # no intervals
         if len(kinds) > 1 and kinds not in comparable_kinds:
             return False
         return all(
-            self.decide(part, reference_part) for part, reference_part in zip(one.parts, other.parts, strict=True)
+            self.decide(member, reference_part)
+            for member, reference_part in zip(candidate_members.parts, reference_members.parts, strict=True)
         )
 
     def _ask_math_verify(self, candidate: str, reference: str) -> bool:
@@ -183,24 +197,30 @@ class AnswerComparer:
         unknown_letters = _find_letters(candidate) - _find_letters(reference)
         return len(unknown_letters) <= bool(_ORDER.search(candidate)) and self.ask(candidate, reference)
 
-    def _is_subset(self, parts: list[str], expected: list[str], swapped: bool = False) -> bool:
+    def _is_subset(self, members: list[str], expected: list[str], swapped: bool = False) -> bool:
         """Return True if each part equals one of the expected members.
 
         Args:
             swapped: True if the parts are the reference's, since `decide` takes the candidate first.
         """
         return all(
-            any(self.decide(*((member, part) if swapped else (part, member))) for member in expected) for part in parts
+            any(
+                self.decide(*((expected_member, part) if swapped else (part, expected_member)))
+                for expected_member in expected
+            )
+            for part in members
         )
 
-    def _is_rearranged(self, parts: list[str], expected: list[str]) -> bool:
+    def _is_rearranged(self, members: list[str], expected: list[str]) -> bool:
         """Return True if the parts are the expected members in any order, each used once."""
         unmatched = list(expected)
-        for part in parts:
-            equal_part = next((member for member in unmatched if self.decide(part, member)), None)
-            if equal_part is None:
+        for part in members:
+            equal_member = next(
+                (expected_member for expected_member in unmatched if self.decide(part, expected_member)), None
+            )
+            if equal_member is None:
                 return False
-            unmatched.remove(equal_part)
+            unmatched.remove(equal_member)
         return True
 
 
@@ -259,10 +279,10 @@ def _split_name(sides: list[str]) -> tuple[str | None, str]:
     return None, sides[-1]
 
 
-def _has_names(parts: list[str]) -> bool:
+def _has_names(members: list[str]) -> bool:
     """Return True if each part is `name = value`, all with different names, so that the order of values matters."""
-    names = [_split_name(_split_equation(part))[0] for part in parts]
-    return None not in names and len(set(names)) == len(parts) > 1
+    names = [_split_name(_split_equation(member))[0] for member in members]
+    return None not in names and len(set(names)) == len(members) > 1
 
 
 def _normalize_words(text: str) -> str:

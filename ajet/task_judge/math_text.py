@@ -122,7 +122,7 @@ def _normalize_letter(letter: str) -> str:
 def _strip_wrappers(text: str) -> str:
     """Return the text without final punctuation, unmatched brackets, and quotes or marks around the complete text."""
     while True:
-        before = text
+        previous = text
         text = text.strip()
         if not text.endswith("..."):
             stripped = text.rstrip(" .,;:").lstrip(" :")
@@ -134,13 +134,13 @@ def _strip_wrappers(text: str) -> str:
         if text.startswith("(") and not re.search(r"[)\],]", text):
             text = text[1:]
         for start, end in _WRAPPERS:
-            inside = text[len(start) : len(text) - len(end)]
+            content = text[len(start) : len(text) - len(end)]
             if (
                 len(text) > len(start) + len(end)
                 and text.startswith(start)
                 and text.endswith(end)
-                and end not in inside
+                and end not in content
             ):
-                text = inside
-        if text == before:
+                text = content
+        if text == previous:
             return text

@@ -34,12 +34,13 @@ def make_model_caller(model: str, limit: int) -> Ask:
         sampling_params_override: Mapping[str, Any] | None = None,
         request_id: str = "",
     ) -> dict[str, str]:
+        """Return the model's reply to the messages; each API key is tried in turn."""
         from openai import APITimeoutError, OpenAI, OpenAIError
 
         server = find_other_server()
         history: Any = list(messages)
         settings = {"temperature": 0.0, "max_completion_tokens": limit, **(sampling_params_override or {})}
-        problem: Exception | None = None
+        last_error: Exception | None = None
         reason = ""
         for key in server.keys:
             with OpenAI(base_url=server.base_url, api_key=key, max_retries=RETRIES, timeout=TIMEOUT) as client:
@@ -48,14 +49,14 @@ def make_model_caller(model: str, limit: int) -> Ask:
                     message = answer.choices[0].message
                     return {"role": message.role or "assistant", "content": message.content or ""}
                 except APITimeoutError as error:
-                    problem, reason = error, f"it sent nothing for {TIMEOUT:g} s, {RETRIES + 1} times"
+                    last_error, reason = error, f"it sent nothing for {TIMEOUT:g} s, {RETRIES + 1} times"
                 except OpenAIError as error:
-                    problem, reason = error, str(error)
+                    last_error, reason = error, str(error)
                 except (ValueError, AttributeError, TypeError, IndexError) as error:  # the reply is a page or empty
-                    problem, reason = error, NO_COMPLETION
+                    last_error, reason = error, NO_COMPLETION
         reason = reason.replace(key, "[redacted]")
         raise JudgeFailure(
             f"{model} at {server.base_url} does not answer: {reason}", retryable=True, own=True
-        ) from problem
+        ) from last_error
 
     return ask

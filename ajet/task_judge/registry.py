@@ -60,14 +60,14 @@ def prepare_judge(experiment: Experiment, run: RunDirectory | None = None) -> No
 def _find_judge(experiment: Experiment) -> PluginPart:
     """Return the plug-in part of `task_judge.judge_type`. Raises ConfigError for an unknown type."""
     judge_type = experiment.ajet.task_judge.judge_type
-    part = find_part("judge", judge_type)
-    if part is None:
+    judge_part = find_part("judge", judge_type)
+    if judge_part is None:
         raise ConfigError(
             f"There is no judge type named {judge_type}.",
             where="task_judge.judge_type",
             expected=", ".join(find_all_parts("judge")),
         )
-    return part
+    return judge_part
 
 
 def _open_fallback(experiment: Experiment) -> Judging | None:

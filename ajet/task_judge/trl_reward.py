@@ -105,19 +105,19 @@ def _arguments_of(
     return arguments
 
 
-def _single_reward(found: Any, reference: str) -> Any:
+def _single_reward(result: Any, reference: str) -> Any:
     """Return the reward of the only completion from a function's result: a number, or a list, tuple or array of one.
 
     None means no score. Raises JudgeFailure for any other result.
     """
-    if found is None or isinstance(found, Real):
-        return found
-    rewards = found.tolist() if hasattr(found, "dtype") and hasattr(found, "tolist") else found
+    if result is None or isinstance(result, Real):
+        return result
+    rewards = result.tolist() if hasattr(result, "dtype") and hasattr(result, "tolist") else result
     if isinstance(rewards, Real):
         return rewards
     if not isinstance(rewards, list | tuple) or len(rewards) != 1 or not isinstance(rewards[0], Real | None):
         raise JudgeFailure(
-            f"the reward function {reference} returned {found!r:.200} for one completion; expected a list with one "
+            f"the reward function {reference} returned {result!r:.200} for one completion; expected a list with one "
             "entry: a number, or None for no score"
         )
     return rewards[0]

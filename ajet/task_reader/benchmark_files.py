@@ -66,14 +66,14 @@ def find_split_files(path: str, base: Path, *, key: str) -> list[Path]:
     return files
 
 
-def _find_named_split(above: Path, split: str) -> list[Path]:
+def _find_named_split(parent_folder: Path, split: str) -> list[Path]:
     """Return the data files of a split in a folder, or in its subfolder `main`, `distractor` or `fullwiki`; else [].
 
     They are in a subfolder with the split's name, or contain the split in their names.
     """
-    for folder in (above, *(above / name for name in INNER)):
+    for folder in (parent_folder, *(parent_folder / name for name in INNER)):
         if (folder / split).is_dir():
-            return find_split_files(str(folder / split), above, key="")
+            return find_split_files(str(folder / split), parent_folder, key="")
         if folder.is_dir() and (
             split_files := [file for file in _list_data_files(folder) if _is_named_for(file, split)]
         ):

@@ -203,14 +203,14 @@ def find_boxed(solution: str) -> str | None:
     start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
     if start < 0:
         return None
-    rest = solution[start:].partition("boxed" if solution[start + 1] == "b" else "fbox")[2]
-    if not rest.lstrip().startswith("{"):
-        return rest.partition("$")[0].strip() or None
-    rest, depth = rest.lstrip(), 0
-    for index, sign in enumerate(rest):
-        depth += (sign == "{") - (sign == "}")
+    box = solution[start:].partition("boxed" if solution[start + 1] == "b" else "fbox")[2]
+    if not box.lstrip().startswith("{"):
+        return box.partition("$")[0].strip() or None
+    box, depth = box.lstrip(), 0
+    for index, character in enumerate(box):
+        depth += (character == "{") - (character == "}")
         if depth == 0:
-            return rest[1:index].strip() or None
+            return box[1:index].strip() or None
     return None
 
 
@@ -229,13 +229,13 @@ def _parse_paragraphs(context: Any) -> list[tuple[str, list[str]]]:
 
 
 def _make_task(
-    row: Mapping[str, Any], question: str, answer: str | None, more: Mapping[str, Any], named: Any = None
+    row: Mapping[str, Any], question: str, answer: str | None, extra_metadata: Mapping[str, Any], task_id: Any = None
 ) -> Task:
     """Build a task whose metadata are the row's columns, `more` and the reference answer, if any.
 
     Args:
-        more: Metadata that the row does not have.
-        named: Id of the task. None: an id is assigned later.
+        extra_metadata: Metadata that the row does not have.
+        task_id: None: an id is assigned later.
 
     Raises:
         BadRowError: a number of the row is not finite.
@@ -243,8 +243,8 @@ def _make_task(
     if (non_finite := find_non_finite(row)) is not None:
         raise BadRowError(f"{non_finite[0]} is {non_finite[1]}, expected a finite number")
     columns = {name: value for name, value in row.items() if name != "answer"}
-    metadata = {**columns, **more, **({"answer": answer} if answer else {})}
-    return Task(main_query=question, task_id=str(named or ""), metadata=metadata)
+    metadata = {**columns, **extra_metadata, **({"answer": answer} if answer else {})}
+    return Task(main_query=question, task_id=str(task_id or ""), metadata=metadata)
 
 
 def _read_text_field(row: Mapping[str, Any], name: str, *, optional: bool = False) -> str:

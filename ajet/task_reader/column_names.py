@@ -108,8 +108,8 @@ class RowColumns:
         # A column whose own name contains dots comes first.
         if (column := _find_key(self.row, name)) is not None:
             return self.row[column]
-        for part in name.split("."):
-            key = _find_key(value, part) if isinstance(value, Mapping) else None
+        for field in name.split("."):
+            key = _find_key(value, field) if isinstance(value, Mapping) else None
             if key is None:
                 similar = nearest_name(name, self.row)
                 hint = f"; did you mean {similar}?" if similar else ""

@@ -97,14 +97,14 @@ def prompt_words(task: Task) -> tuple[str, ...]:
     return tuple(_WORDS.findall(" ".join([*texts, task.main_query]).lower()))
 
 
-def _is_trained(task: Task, worlds: set[str]) -> bool:
+def _is_trained(task: Task, trained_metadata: set[str]) -> bool:
     """Return True if a trained task has the same words, and the same metadata if the trained tasks' metadata differ.
 
     Args:
         task: A held-out task.
-        worlds: The different metadata (`_world_key`) of the trained tasks with the same words.
+        trained_metadata: The different metadata of the trained tasks with the same words.
     """
-    return bool(worlds) and (len(worlds) == 1 or _world_key(task) in worlds)
+    return bool(trained_metadata) and (len(trained_metadata) == 1 or _world_key(task) in trained_metadata)
 
 
 def _world_key(task: Task) -> str:

@@ -252,9 +252,9 @@ def _load_error(datasets: Any, place: DatasetPlace, split: str, problem: Excepti
 
 def _unknown_config_error(path: str, config: str | None, names: Iterable[str]) -> TaskError:
     """Return the error for an unknown configuration, or for None where a data set has several."""
-    problem = f"has no configuration {config}" if config else "has several configurations"
+    description = f"has no configuration {config}" if config else "has several configurations"
     return TaskError(
-        f"The data set {path} {problem}.",
+        f"The data set {path} {description}.",
         where=f"{KEY}.dataset_path",
         expected=f"one of: {', '.join(sorted(names))}",
         do=f"append it to the path, as in {path}/{min(names, default='NAME')}",
@@ -446,17 +446,17 @@ def _has_data_files(folder: Path, *, deep: bool = False) -> bool:
 
 def _locate_on_hub(path: str, config: str | None) -> DatasetPlace:
     """Return the hub repository and configuration of a path such as `org/name/config` or `gsm8k`. Raises TaskError."""
-    parts = [part for part in path.split("/") if part]
-    if parts and parts[0] in HOMES and len(parts) <= 2:
-        repository, config_parts = HOMES[parts[0]], parts[1:]
-    elif len(parts) > 3 or not parts:
+    path_parts = [path_part for path_part in path.split("/") if path_part]
+    if path_parts and path_parts[0] in HOMES and len(path_parts) <= 2:
+        repository, config_parts = HOMES[path_parts[0]], path_parts[1:]
+    elif len(path_parts) > 3 or not path_parts:
         raise TaskError(
             f"{path} is neither a local data set nor a name on the Hugging Face hub.",
             where=f"{KEY}.dataset_path",
             expected="an existing path, or name, name/config, org/name or org/name/config",
         )
     else:
-        repository, config_parts = "/".join(parts[:2]), parts[2:]
+        repository, config_parts = "/".join(path_parts[:2]), path_parts[2:]
     return DatasetPlace(
         repository, config or (config_parts[0] if config_parts else FIRST_CONFIG.get(repository)), local=False
     )
@@ -506,10 +506,11 @@ def _call_within(seconds: float, call: Callable[[], T], late: Exception) -> T:
     outcome: list[tuple[bool, Any]] = []
 
     def run() -> None:
+        """Call the function and store (True, its result) or (False, its exception)."""
         try:
             outcome.append((True, call()))
-        except Exception as problem:  # noqa: BLE001 - the waiting thread raises it
-            outcome.append((False, problem))
+        except Exception as error:  # noqa: BLE001 - the waiting thread raises it
+            outcome.append((False, error))
 
     thread = threading.Thread(target=run, name="ajet-hub", daemon=True)
     thread.start()

@@ -93,9 +93,13 @@ def _make_converter(feature: Any) -> _Convert | None:
     return None if convert is None else partial(_convert_list, convert)
 
 
-def _convert_object(inner: Mapping[str, _Convert], value: Any) -> Any:
+def _convert_object(converter_by_name: Mapping[str, _Convert], value: Any) -> Any:
     """Return an object with the images in some of its fields as URLs; None stays None."""
-    return None if value is None else {**value, **{name: convert(value[name]) for name, convert in inner.items()}}
+    return (
+        None
+        if value is None
+        else {**value, **{name: convert(value[name]) for name, convert in converter_by_name.items()}}
+    )
 
 
 def _convert_list(convert: _Convert, value: Any) -> Any:

@@ -37,6 +37,7 @@ class JsonlReader:
     """Section of `task_reader` with the file paths."""
 
     def __init__(self, experiment: Experiment) -> None:
+        """Read the settings; the files are read by `tasks`."""
         reader = experiment.ajet.task_reader
         files = getattr(reader, self.section)
         self._base = experiment.base

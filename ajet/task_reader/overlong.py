@@ -29,21 +29,22 @@ def drop_overlong(tasks: Sequence[Task], data: DataConfig, tokenizer: Any) -> Se
     """
     limit: int = data.max_prompt_length
     fitting = [task for task in tasks if _fits_prompt(task, tokenizer, limit)]
-    dropped = len(tasks) - len(fitting)
-    if not dropped:
+    dropped_count = len(tasks) - len(fitting)
+    if not dropped_count:
         return tasks
     overlong = next(task for task in tasks if not _fits_prompt(task, tokenizer, limit))
-    problem = (
-        f"{dropped} of {len(tasks)} tasks have a prompt longer than {limit} tokens (the first: {overlong.task_id})"
+    description = (
+        f"{dropped_count} of {len(tasks)} tasks have a prompt longer than {limit} tokens "
+        f"(the first: {overlong.task_id})"
     )
     if data.on_overlong == "error" or not fitting:
         raise TaskError(
-            f"{problem}.",
+            f"{description}.",
             where=f"task {overlong.task_id}",
             expected=f"at most ajet.data.max_prompt_length = {limit} tokens",
             do="raise ajet.data.max_prompt_length, or set ajet.data.on_overlong: filter",
         )
-    logger.warning("{}; ajet leaves these tasks out", problem)
+    logger.warning("{}; ajet leaves these tasks out", description)
     return fitting
 
 

@@ -106,10 +106,10 @@ def to_plain(value: Any, location: str = "") -> Any:
             raise BadRowError(f"{location}: two keys are equal when written as strings")
         _check_text("".join(names), location)
         return {
-            str(name): to_plain(part, f"{location}.{name}" if location else str(name)) for name, part in value.items()
+            str(name): to_plain(item, f"{location}.{name}" if location else str(name)) for name, item in value.items()
         }
     if isinstance(value, (list, tuple, np.ndarray)):
-        return [to_plain(part, f"{location}.{index}" if location else str(index)) for index, part in enumerate(value)]
+        return [to_plain(item, f"{location}.{index}" if location else str(index)) for index, item in enumerate(value)]
     raise BadRowError(f"{location}: JSON cannot represent a {type(value).__name__}")
 
 
@@ -124,14 +124,14 @@ def check_json(value: Any, location: str = "") -> None:
 def _check_value(value: Any, location: str) -> None:
     """Raise BadRowError, with the value's location in its row, unless JSON can represent the value."""
     if isinstance(value, Mapping):
-        for name, part in value.items():
+        for name, item in value.items():
             if not isinstance(name, str):
                 raise BadRowError(f"{location}: the key {name!r:.80} is not a string")
             _check_text(name, location)
-            _check_value(part, f"{location}.{name}" if location else name)
+            _check_value(item, f"{location}.{name}" if location else name)
     elif isinstance(value, (list, tuple)):
-        for index, part in enumerate(value):
-            _check_value(part, f"{location}.{index}" if location else str(index))
+        for index, item in enumerate(value):
+            _check_value(item, f"{location}.{index}" if location else str(index))
     elif value is None or isinstance(value, (str, bool, int, float)):
         to_plain(value, location)
     else:

@@ -137,16 +137,16 @@ def open_reader(experiment: Experiment) -> OpenedReader:
     )
 
 
-def _open_user_reader(found: Any, name: str, experiment: Experiment) -> OpenedReader:
+def _open_user_reader(reader_class: Any, name: str, experiment: Experiment) -> OpenedReader:
     """Construct a user's reader class with the configuration. Raises ConfigError for any other object."""
-    if not isinstance(found, type) or not callable(getattr(found, "tasks", None)):
+    if not isinstance(reader_class, type) or not callable(getattr(reader_class, "tasks", None)):
         raise ConfigError(
             f"{name} is not a task reader.",
             where="ajet.task_reader.type",
             expected="a class whose constructor takes the configuration, with a method tasks(split) that returns a "
             "list of ajet.Task",
         )
-    return OpenedReader(found(experiment.config), name)
+    return OpenedReader(reader_class(experiment.config), name)
 
 
 def count_local_tasks(experiment: Experiment) -> dict[TaskSplit, int] | None:

@@ -137,17 +137,17 @@ def _watch_endpoint(endpoint: Endpoint) -> None:
                 _wrap_send(library.AsyncClient, _wrap_async_send)
 
 
-def _wrap_send(kind: Any, made: Any) -> None:
+def _wrap_send(client_class: Any, make_wrapper: Any) -> None:
     """Replace the method `send` of an HTTP client class once.
 
     Args:
-        kind: The class.
-        made: Returns the replacement for the original method.
+        client_class: The class.
+        make_wrapper: Returns the replacement for the original method.
     """
-    if kind not in _wrapped:
-        original = kind.send
-        kind.send = wraps(original)(made(original))
-        _wrapped[kind] = (original, kind.send)
+    if client_class not in _wrapped:
+        original = client_class.send
+        client_class.send = wraps(original)(make_wrapper(original))
+        _wrapped[client_class] = (original, client_class.send)
 
 
 def _unwrap_clients() -> None:
@@ -175,6 +175,7 @@ def _wrap_async_send(send: Any) -> Any:
     """Return a `send` that first gives the request the current episode's key, and the client connections per loop."""
 
     async def sends(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        # A client has its pools split on its first request; `_unbound_keys` is empty without a run.
         if _unbound_keys and self not in _split:
             split_pools(self)
             _split.add(self)

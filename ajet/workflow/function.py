@@ -37,10 +37,10 @@ def as_workflow(found: Any, reference: str) -> Any:
     return found
 
 
-def _require_execute(kind: type[Workflow], reference: str) -> None:
+def _require_execute(workflow_class: type[Workflow], reference: str) -> None:
     """Raise ConfigError for a class without `execute(self, workflow_task, tuner)` or with constructor arguments."""
-    if kind.execute is Workflow.execute:
-        older_names = [name for name in _OLDER if hasattr(kind, name)]
+    if workflow_class.execute is Workflow.execute:
+        older_names = [name for name in _OLDER if hasattr(workflow_class, name)]
         raise ConfigError(
             f"{KEY}: {reference} has no method `execute`.",
             where=KEY,
@@ -49,7 +49,7 @@ def _require_execute(kind: type[Workflow], reference: str) -> None:
             if older_names
             else "write `async def execute(self, workflow_task, tuner):`",
         )
-    execute: Any = inspect.unwrap(kind.execute)
+    execute: Any = inspect.unwrap(workflow_class.execute)
     try:
         inspect.signature(execute).bind(None, None, None)
     except TypeError:
@@ -62,12 +62,12 @@ def _require_execute(kind: type[Workflow], reference: str) -> None:
             do="write `async def execute(self, workflow_task, tuner):`",
         ) from None
     require_order(execute, ("workflow_task", "tuner"), key=KEY, reference=f"{reference}.execute", method=True)
-    _require_makeable(kind, reference)
+    _require_makeable(workflow_class, reference)
 
 
-def _require_makeable(kind: type[Workflow], reference: str) -> None:
+def _require_makeable(workflow_class: type[Workflow], reference: str) -> None:
     """Raise ConfigError for a class whose constructor needs arguments: ajet creates an object for each attempt."""
-    initializer: Any = kind.__init__
+    initializer: Any = workflow_class.__init__
     if initializer is not BaseModel.__init__:
         code = getattr(inspect.unwrap(initializer), "__code__", None)
         location = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else KEY
@@ -78,7 +78,7 @@ def _require_makeable(kind: type[Workflow], reference: str) -> None:
                 f"the signature of {reference}.__init__ is {inspect.signature(initializer)}", location
             ) from None
     # Without an own constructor, pydantic's requires the fields without default.
-    elif required := [name for name, field in kind.model_fields.items() if field.is_required()]:
+    elif required := [name for name, field in workflow_class.model_fields.items() if field.is_required()]:
         raise _not_makeable_error(f"{reference} has no default for {', '.join(required)}", KEY)
 
 

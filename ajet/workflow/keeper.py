@@ -52,7 +52,7 @@ class ProcessTree:
             _exec_command(order, write_end)
         os.close(write_end)
         with open(read_end, "rb") as report:
-            problem = report.read().decode()  # the pipe is closed without a text once the command is executed
+            problem = report.read().decode()  # executing the command closes the pipe, without a text
         return problem
 
     def members(self) -> list[int]:

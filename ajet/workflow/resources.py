@@ -100,9 +100,9 @@ class Resources:
 
     def close(self) -> None:
         """Close all resources in reverse order, from code without a running event loop. Idempotent."""
-        for name, leave in self._take_exits():
+        for name, exit_function in self._take_exits():
             with _warn_on_error(name):
-                close_result = leave()
+                close_result = exit_function()
                 if asyncio.iscoroutine(close_result):
                     _run_close(close_result)
 
@@ -112,10 +112,10 @@ class Resources:
         A cancellation is raised after all resources are closed.
         """
         cancelled: asyncio.CancelledError | None = None
-        for name, leave in self._take_exits():
+        for name, exit_function in self._take_exits():
             try:
                 with _warn_on_error(name):
-                    close_result = leave()
+                    close_result = exit_function()
                     if asyncio.iscoroutine(close_result):
                         await close_result
             except asyncio.CancelledError as error:
@@ -134,22 +134,22 @@ class Resources:
         if self._exit_functions is None:
             raise AttemptOverError("the episode has ended, so it can open no further resources")
 
-    def _push_exit(self, name: str, leave: Callable[[], Any]) -> None:
+    def _push_exit(self, name: str, exit_function: Callable[[], Any]) -> None:
         """Store a function that closes a resource. After the end of the attempt, call it at once.
 
         Args:
             name: Name of the resource, for a warning.
-            leave: Closes the resource; may return a coroutine.
+            exit_function: Closes the resource; may return a coroutine.
 
         Raises:
             AttemptOverError: the attempt has ended.
         """
         with self._lock:
             if self._exit_functions is not None:
-                self._exit_functions.append((name, leave))
+                self._exit_functions.append((name, exit_function))
                 return
         with _warn_on_error(name):
-            close_result = leave()
+            close_result = exit_function()
             if asyncio.iscoroutine(close_result):
                 threading.Thread(target=asyncio.run, args=(close_result,), name="ajet-close", daemon=True).start()
         self._require_open()
@@ -166,10 +166,10 @@ class Resources:
         return exits[::-1]
 
 
-def _run_close(left: Coroutine[Any, Any, Any]) -> None:
+def _run_close(close_coroutine: Coroutine[Any, Any, Any]) -> None:
     """Await the closing of a resource in a new event loop, for at most PATIENCE_S seconds."""
     try:
-        asyncio.run(asyncio.wait_for(left, PATIENCE_S))
+        asyncio.run(asyncio.wait_for(close_coroutine, PATIENCE_S))
     except asyncio.CancelledError as error:  # the coroutine cancelled itself: no other code cancels this loop
         raise RuntimeError("opening the resource was cancelled") from error
 

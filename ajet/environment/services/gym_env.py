@@ -43,6 +43,12 @@ class GymEnv:
     """
 
     def __init__(self, service: EnvService, task_id: str) -> None:
+        """Describe an attempt's instance without creating it.
+
+        Args:
+            service: The environment service.
+            task_id: Id of the task within the environment.
+        """
         self.service, self.task_id = service, task_id
         self.instance_id = ""  # "" without an instance
         self.lost: EnvironmentFailure | None = None

@@ -235,11 +235,11 @@ class LabelReader:
             label: The label before the offset; its repetition does not count.
         """
         between = _BETWEEN.match(text, offset)
-        other = self._label_pattern.match(text, between.end() if between else offset)
-        if between is None or other is None or self._matched_label(other) == label:
+        next_label = self._label_pattern.match(text, between.end() if between else offset)
+        if between is None or next_label is None or self._matched_label(next_label) == label:
             return False
         return re.search(r"[^\W\d_]|[,;/&+|]", between[0]) is not None or not (
-            self._prose_pattern.match(text, other.end()) or _WRONG.match(text, other.end())
+            self._prose_pattern.match(text, next_label.end()) or _WRONG.match(text, next_label.end())
         )
 
     def _is_word(self, text: str, offset: int) -> bool:
@@ -306,10 +306,21 @@ def _find_mentioned_text(text: str, choices: Mapping[str, str]) -> str | None:
     A choice whose text is part of another mentioned choice's text does not count.
     """
     affirmed = fold_text(_DENIED_PART.sub(" ", text))
-    mentioned = {label: fold_text(choice).rstrip(".") for label, choice in choices.items() if choice.strip()}
-    mentioned = {label: choice for label, choice in mentioned.items() if choice and contains(affirmed, choice)[1]}
-    longest = [label for label, choice in mentioned.items()
-               if not any(choice != other and contains(other, choice)[1] for other in mentioned.values())]  # fmt: skip
+    mentioned = {
+        label: fold_text(choice_text).rstrip(".") for label, choice_text in choices.items() if choice_text.strip()
+    }
+    mentioned = {
+        label: choice_text
+        for label, choice_text in mentioned.items()
+        if choice_text and contains(affirmed, choice_text)[1]
+    }
+    longest = [
+        label
+        for label, choice_text in mentioned.items()
+        if not any(
+            choice_text != other_text and contains(other_text, choice_text)[1] for other_text in mentioned.values()
+        )
+    ]
     return longest[0] if len(longest) == 1 else None
 
 

@@ -24,9 +24,9 @@ class JsonSchemaScorer:
     def __init__(self, config: Any, schema: Any = None) -> None:
         """Check the schema, a mapping or JSON text. Raises ConfigError for an invalid one."""
         self._schema = _parse_schema(schema)
-        problem = None if self._schema is None else find_schema_problem(self._schema)
-        if schema is not None and (self._schema is None or problem is not None):
-            raise ConfigError(f"The scorer json_schema: {problem or 'the schema is not a mapping'}.",
+        schema_problem = None if self._schema is None else find_schema_problem(self._schema)
+        if schema is not None and (self._schema is None or schema_problem is not None):
+            raise ConfigError(f"The scorer json_schema: {schema_problem or 'the schema is not a mapping'}.",
                               where="ajet.task_judge.scorers", expected="a JSON schema")  # fmt: skip
 
     def __call__(self, reply: str, metadata: dict[str, Any]) -> Verdict:

@@ -233,7 +233,8 @@ class ScorerPanel:
             parts |= {member.scorer.name: verdict.reward}
             # With several scorers, the parts of one get its name as a prefix.
             parts |= {
-                name if is_only_scorer else f"{member.scorer.name}/{name}": part for name, part in verdict.parts.items()
+                name if is_only_scorer else f"{member.scorer.name}/{name}": score
+                for name, score in verdict.parts.items()
             }
         if len(verdicts) == 1 and self._members[0].weight == 1:
             return replace(verdicts[0], scorer=self.name, parts=parts)
@@ -245,9 +246,9 @@ class ScorerPanel:
             None if is_undecided else sum(weight * (verdict.reward or 0.0) for weight, verdict in weighted_verdicts)
         )
         process = tuple(
-            part.model_copy(update={"reward": part.reward * weight})
+            process_reward.model_copy(update={"reward": process_reward.reward * weight})
             for weight, verdict in weighted_verdicts
-            for part in verdict.process
+            for process_reward in verdict.process
         )
         success = _combine_success([member_verdict.success for _, member_verdict in weighted_verdicts])
         verdict = Verdict(

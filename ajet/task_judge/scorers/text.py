@@ -141,19 +141,19 @@ def _stands_in(expected: str, text: str, whole_words: bool) -> bool:
     return False
 
 
-def _is_continued(rest: str, edge: str) -> bool:
+def _is_continued(neighbours: str, edge: str) -> bool:
     """Return True if a word or number goes on beyond a match.
 
     Args:
-        rest: At most two letters next to the match, the nearest first.
-        edge: The match's letter next to `rest`.
+        neighbours: At most two letters next to the match, the nearest first.
+        edge: The match's letter next to them.
     """
-    if not rest:
+    if not neighbours:
         return False
-    if edge.isdigit() and _IN_NUMBER.match(rest) and rest[1:2].isdigit():
+    if edge.isdigit() and _IN_NUMBER.match(neighbours) and neighbours[1:2].isdigit():
         return True
-    is_letter = rest[0].isalnum() or unicodedata.category(rest[0]).startswith("M")
-    return is_letter and edge.isalnum() and not _UNSPACED.match(rest[0]) and not _UNSPACED.match(edge)
+    is_letter = neighbours[0].isalnum() or unicodedata.category(neighbours[0]).startswith("M")
+    return is_letter and edge.isalnum() and not _UNSPACED.match(neighbours[0]) and not _UNSPACED.match(edge)
 
 
 class RegexScorer:

@@ -57,10 +57,10 @@ def _message_content(message: dict[str, Any]) -> Any:
     """Return a message's content in OpenAI's format: a text, a list of typed parts, or None with tool calls only."""
     content = message.get("content")
     if isinstance(content, list):
-        parts = [_convert_part(part) for part in content if part]
-        if len(parts) == 1 and parts[0].get("type") == "text":
-            return parts[0]["text"]
-        content = parts
+        blocks = [_convert_part(block) for block in content if block]
+        if len(blocks) == 1 and blocks[0].get("type") == "text":
+            return blocks[0]["text"]
+        content = blocks
     if not content:
         return None if message.get("tool_calls") else ""
     return content
@@ -101,6 +101,7 @@ def _derive_first(base: Any) -> Any:
 
     class TunedChatModel(base):
         async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+            """Answer messages of any AgentScope formatter."""
             if isinstance(messages, list):
                 messages = openai_messages(messages)
             return await super().__call__(messages, *args, **kwargs)
@@ -108,6 +109,7 @@ def _derive_first(base: Any) -> Any:
         def _parse_openai_stream_response(
             self, start_datetime: Any, response: Any, structured_model: Any = None
         ) -> Any:
+            """Parse a stream of chunks without their audio fields, which AgentScope 1 cannot read if they are None."""
             silent: Any = _AudiolessStream(response)
             return super()._parse_openai_stream_response(start_datetime, silent, structured_model)
 
@@ -128,6 +130,7 @@ def _derive_second(base: Any) -> Any:
             generate_kwargs: Mapping[str, Any] | None = None,
             reasoning_effort: str | None = None,
         ) -> None:
+            """Create the model from the arguments of a version 1 model; `generate_kwargs` become the `extra_body`."""
             client = dict(client_kwargs or {})
             body = {**(generate_kwargs or {}), "reasoning_effort": reasoning_effort}
             super().__init__(
@@ -140,6 +143,7 @@ def _derive_second(base: Any) -> Any:
             )
 
         async def __call__(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+            """Answer Msg objects. Raises UserError for arguments of a version 1 model."""
             if "structured_model" in kwargs:
                 raise UserError(
                     "AgentScope 2 models take no `structured_model`.",
@@ -184,6 +188,7 @@ def other_model_class() -> Any:
             self._client_class = AsyncOpenAI
 
         async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+            """Answer by the environment's server; if a key fails, try the next one. Raises the last key's error."""
             from openai import OpenAIError
 
             server = find_other_server()
@@ -216,6 +221,7 @@ class _AudiolessStream:
 
     @staticmethod
     async def _drop_audio(stream: Any) -> AsyncIterator[Any]:
+        """Yield the items of a stream, with the field `audio` deleted from their chunks where it is None."""
         async for item in stream:
             for choice in getattr(getattr(item, "chunk", item), "choices", None) or ():
                 if getattr(choice.delta, "audio", ...) is None:

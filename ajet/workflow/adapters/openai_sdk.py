@@ -111,6 +111,7 @@ def _client_class() -> Any:
         _client: EpisodeClient
 
         def create(self, messages: Any = None, **kwargs: Any) -> Any:
+            """Request a completion; `model` defaults to the endpoint's."""
             if messages is not None:
                 kwargs["messages"] = _as_objects(messages)
             kwargs["model"] = kwargs.get("model") or self._client.default_model
