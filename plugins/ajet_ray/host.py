@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _RunningGroup:
+    """A group whose episodes are running, until each of its sessions waits for it."""
+
     group: asyncio.Task[Group]
     sessions: int
     """Number of sessions that have not joined the group yet."""
@@ -87,18 +89,18 @@ class Host:
             step: training step that requested the group.
             sessions: number of episodes of the group.
         """
-        waiting = self._groups.get(uid)
-        if waiting is None:
-            closes = (
+        running_group = self._groups.get(uid)
+        if running_group is None:
+            playing = (
                 self._play_training(index, step, sessions)
                 if task is None
                 else self._play_validation(index, task, step, sessions)
             )
-            waiting = self._groups[uid] = _RunningGroup(asyncio.ensure_future(closes), sessions)
-        waiting.sessions -= 1
-        if not waiting.sessions:
+            running_group = self._groups[uid] = _RunningGroup(asyncio.ensure_future(playing), sessions)
+        running_group.sessions -= 1
+        if not running_group.sessions:  # the last session has joined, and verl may use the uid again
             del self._groups[uid]
-        return await waiting.group
+        return await running_group.group
 
     async def play_ticket(self, ticket: int, *, step: int, sessions: int) -> Group:
         """Return the group of a ticket once its episodes have ended and are sent to the run's own process.
@@ -113,17 +115,28 @@ class Host:
         return await self._play_training(ticket, step, sessions)
 
     async def _play_training(self, ticket: int, step: int, sessions: int) -> Group:
+        """Return the group of a ticket, after sending it to the run's own process for the record.
+
+        If an earlier launch or request has finished the group already, no episodes are run.
+        """
         granted = await self._grant(ticket)
         group = granted.group or await self._play_group(granted.order, granted.task, step, "train", sessions)
+        # The record stores no routed experts: only the trainer's rows need them, which are built from the result.
         await self._post_notice(GroupNotice(drop_experts(group), step, ticket))
         return group
 
-    async def _play_validation(self, place: int, task: Task, step: int, sessions: int) -> Group:
-        group = await self._play_group(place, task, step, "validation", sessions)
+    async def _play_validation(self, index: int, task: Task, step: int, sessions: int) -> Group:
+        """Run a validation task's episodes, send the group to the run's own process, and return it.
+
+        Args:
+            index: place of the task among the validation tasks.
+        """
+        group = await self._play_group(index, task, step, "validation", sessions)
         await self._post_notice(GroupNotice(drop_experts(group), step))
         return group
 
     async def _play_group(self, order: int, task: Task, step: int, split: Split, sessions: int) -> Group:
+        """Run all episodes of a group in the rollout's threads, and return the group once they have ended."""
         return await asyncio.wrap_future(
             self._rollout.play_group(order, task, step=step, split=split, repeats=sessions)
         )

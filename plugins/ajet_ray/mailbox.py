@@ -110,7 +110,11 @@ class StepNotice:
 
 
 def read_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the trainer's scalar metrics: Python's, numpy's and arrays of size one."""
+    """Return the metrics that are scalars, as floats: numbers of Python or numpy, and numpy arrays of size one.
+
+    Strings, lists, larger arrays and torch tensors are left out.
+    """
+    # A torch tensor's `size` is a method, which equals no number. The default 2 excludes objects without a size.
     return {
         name: float(value)
         for name, value in metrics.items()
@@ -176,11 +180,15 @@ class _Mailbox:
         self._should_stop = False
         self._grants: dict[int, TicketGrant] = {}
         self._granted_tickets = 0
+        """Number of tickets granted so far. Tickets are granted in the order of their numbers."""
         self._tools: list[Any] | None = None
         self._tickets_granted = asyncio.Condition()
 
     async def put(self, letters: list[Notice]) -> None:
-        """Queue notices for the run's own process. A finished group is also stored in its ticket's grant."""
+        """Queue notices for the run's own process.
+
+        A finished group is also stored in its ticket's grant, so that a repeated request of the ticket gets the group.
+        """
         for letter in letters:
             if isinstance(letter, GroupNotice) and letter.ticket in self._grants:
                 self._grants[letter.ticket] = replace(self._grants[letter.ticket], group=letter.group)
@@ -190,11 +198,14 @@ class _Mailbox:
         """Request the task of a ticket from the run's own process and wait for the answer."""
         self._notices.put_nowait(TicketRequest(ticket))
         async with self._tickets_granted:
+            # Grants arrive in ticket order, so the count shows whether this ticket has one.
             await self._tickets_granted.wait_for(lambda: ticket < self._granted_tickets)
         return self._grants[ticket]
 
     async def pin(self, found: list[Any]) -> list[Any]:
-        """Return the tools of the first call, which every later attempt of the run must be offered.
+        """Return the tools passed in the first call, which every later attempt of the run must be offered.
+
+        The first call also notifies the run's own process of them.
 
         Args:
             found: the tools found by the caller, in the format of a request's `tools`.
@@ -237,10 +248,11 @@ class _Mailbox:
 
 
 def open_mailbox() -> Any:
-    """Start the actor of the run's mailbox. It ends with the calling process."""
+    """Start the Ray actor of the run's mailbox, and return its handle. It ends with the calling process."""
     import ray
 
     actor: Any = ray.remote(_Mailbox)
+    # Each process that waits for a grant occupies one concurrent call of the actor.
     return actor.options(name=NAME, num_cpus=0, max_concurrency=100_000).remote()
 
 
@@ -248,6 +260,7 @@ class Sender:
     """Sends notices, such as episodes and steps, from any process of the run to the run's own process."""
 
     def __init__(self) -> None:
+        """Find the run's mailbox by its name. Raises ValueError if the run has not opened it."""
         import ray
 
         self._mailbox = ray.get_actor(NAME)

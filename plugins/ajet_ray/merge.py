@@ -56,14 +56,15 @@ def merge_checkpoint(actor: Path, into: Path, *, dtype: str | None = None, file_
     Raises:
         UserError: the checkpoint is incomplete, or its sharding is unsupported.
     """
-    about = actor / "huggingface"
-    if not (about / "config.json").is_file():
-        raise _make_incomplete_error(about / "config.json")
-    shards = None if any(about.glob("*.safetensors")) else _Shards(actor)
-    for file in about.iterdir():
+    model_files = actor / "huggingface"
+    if not (model_files / "config.json").is_file():
+        raise _make_incomplete_error(model_files / "config.json")
+    # Megatron through a bridge writes complete weights there, FSDP writes none: then the ranks' shards are merged.
+    shards = None if any(model_files.glob("*.safetensors")) else _Shards(actor)
+    for file in model_files.iterdir():
         if file.is_file() and (shards is None or file.suffix != ".safetensors"):
             shutil.copyfile(file, into / file.name)
-    if shards is None:  # Megatron through a bridge writes whole weights there
+    if shards is None:
         return
     config = json.loads((into / "config.json").read_text(encoding="utf-8"))
     plan = list(_plan_tensors(shards, config, _read_lora_scale(actor), getattr(torch, dtype) if dtype else None))
@@ -78,10 +79,18 @@ class _Shards:
     """The saved tensors of all ranks, under the names of rank 0."""
 
     def __init__(self, actor: Path) -> None:
+        """Open the shard file of every rank, without reading its tensors into memory.
+
+        Args:
+            actor: the folder `global_step_N/actor` of verl's checkpoint.
+
+        Raises:
+            UserError: a file is missing or unreadable, or the checkpoint is one of Megatron.
+        """
         try:
             world = int(json.loads((actor / "fsdp_config.json").read_text())["world_size"])
         except (OSError, ValueError, KeyError) as problem:
-            raise _make_incomplete_error(actor / "fsdp_config.json", do=_OF_MEGATRON) from problem
+            raise _make_incomplete_error(actor / "fsdp_config.json", do=_MEGATRON_ADVICE) from problem
         self._folder = actor
         with _silence_mesh_warnings():
             self._ranks = [
@@ -92,6 +101,7 @@ class _Shards:
 
     @staticmethod
     def _open_shard(file: Path) -> Mapping[str, torch.Tensor]:
+        """Return a rank's tensors by name, mapped into memory. Raises UserError for an unreadable file."""
         try:
             state: Mapping[str, torch.Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         except (OSError, RuntimeError, pickle.UnpicklingError) as problem:
@@ -108,32 +118,37 @@ class _Shards:
         return self._ranks[0][name].dtype
 
     def read_tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor, joined from the parts of the ranks that hold it. Raises UserError for other shardings."""
+        """Return a tensor, joined from the parts of the ranks that hold it.
+
+        Raises:
+            UserError: a part is missing, or the tensor is split along several dimensions of the device mesh.
+        """
         first = self._ranks[0][name]
-        if not isinstance(first, DTensor):
+        if not isinstance(first, DTensor):  # every rank has the complete tensor
             return first
-        split = [dim for dim, each in enumerate(first.placements) if type(each) is Shard]
-        if len(split) > 1 or any(type(each) not in (Shard, Replicate) for each in first.placements):
+        split_dims = [mesh_dim for mesh_dim, placement in enumerate(first.placements) if type(placement) is Shard]
+        # Compare exact types: a subclass of Shard, such as a strided one, orders its parts differently.
+        if len(split_dims) > 1 or any(type(placement) not in (Shard, Replicate) for placement in first.placements):
             raise UserError(
                 f"The tensor {name} is distributed over the processes as {first.placements}, which ajet cannot merge.",
                 where=str(self._folder),
                 expected="one split dimension, as FSDP writes it",
             )
-        if not split:
+        if not split_dims:
             return first.to_local()
         # Along replicated mesh dimensions (HSDP) all ranks hold equal parts: index 0 there, all ranks on the split one.
-        index: list[Any] = [0] * first.device_mesh.mesh.ndim
-        index[split[0]] = slice(None)
-        ranks = first.device_mesh.mesh[tuple(index)].tolist()
-        placement = first.placements[split[0]]
-        assert isinstance(placement, Shard)
-        parts = []
+        mesh_index: list[Any] = [0] * first.device_mesh.mesh.ndim
+        mesh_index[split_dims[0]] = slice(None)
+        ranks = first.device_mesh.mesh[tuple(mesh_index)].tolist()
+        split_placement = first.placements[split_dims[0]]
+        assert isinstance(split_placement, Shard)
+        local_tensors = []
         for rank in ranks:
-            part = self._ranks[rank].get(name)
-            if not isinstance(part, DTensor):
+            rank_tensor = self._ranks[rank].get(name)
+            if not isinstance(rank_tensor, DTensor):
                 raise _make_incomplete_error(self._folder / f"model_world_size_{len(self._ranks)}_rank_{rank}.pt")
-            parts.append(part.to_local())
-        tensor = torch.cat(parts, dim=placement.dim)
+            local_tensors.append(rank_tensor.to_local())
+        tensor = torch.cat(local_tensors, dim=split_placement.dim)
         if tensor.shape != first.shape:
             raise UserError(
                 f"The parts of the tensor {name} have together the shape {tuple(tensor.shape)}, not "
@@ -153,6 +168,9 @@ def _plan_tensors(
         config: the model's config.json.
         scale: LoRA's alpha / rank, or None without LoRA.
         dtype: number format of the written tensors, or None for the saved one.
+
+    Raises:
+        UserError: the checkpoint has adapters without base weights, or adapters other than LoRA on linear layers.
     """
     adapted = {name.removesuffix(_LORA_A) for name in shards.names if name.endswith(_LORA_A)}
     if (adapted and scale is None) or (adapted and not any(_BASE in name for name in shards.names)):
@@ -161,27 +179,30 @@ def _plan_tensors(
             where="verl.actor_rollout_ref.model.lora",
             expected="a checkpoint of the complete model, with lora_train_meta.json",
         )
-    tied = _find_tied_head(shards, config)
+    tied_head = _find_tied_head(shards, config)
     for name in shards.names:
-        if name == tied or name.endswith((_LORA_A, _LORA_B)):
+        if name == tied_head or name.endswith((_LORA_A, _LORA_B)):
             continue
         if "lora_" in name:
             raise UserError(f"ajet cannot merge this kind of adapter: {name}.", expected="LoRA on linear layers")
-        plain_name = name.removeprefix(_PREFIX).replace(_BASE, ".")
+        plain_name = name.removeprefix(_PREFIX).replace(_BASE, ".")  # the name before PEFT wrapped the model
         module = name.partition(_BASE)[0]
         floating = shards.read_dtype(name).is_floating_point
         if name.endswith(f"{_BASE}weight") and module in adapted:
             assert scale is not None
-            make = partial(_merge_adapter, shards, module, scale)
+            read = partial(_merge_adapter, shards, module, scale)
         else:
-            make = partial(shards.read_tensor, name)
-        yield _PlannedTensor(plain_name, shards.size(name), partial(_round_tensor, make, dtype if floating else None))
+            read = partial(shards.read_tensor, name)
+        yield _PlannedTensor(plain_name, shards.size(name), partial(_round_tensor, read, dtype if floating else None))
 
 
 def _find_tied_head(shards: _Shards, config: Mapping[str, Any]) -> str | None:
     """Return the name of an output head that shares its weights with the embedding, or None.
 
     The head is not written, because transformers stores only the embedding of a tied pair.
+
+    Raises:
+        UserError: the config ties the two, but their weights differ.
     """
     if not config.get("tie_word_embeddings"):
         return None
@@ -198,17 +219,28 @@ def _find_tied_head(shards: _Shards, config: Mapping[str, Any]) -> str | None:
 
 
 def _merge_adapter(shards: _Shards, module: str, scale: float) -> torch.Tensor:
+    """Return a linear layer's weight with its LoRA adapter added, `W + scale * B @ A`, in the format of W.
+
+    Args:
+        module: the layer's name in the checkpoint.
+        scale: LoRA's alpha / rank.
+    """
     weight = shards.read_tensor(f"{module}{_BASE}weight")
     up, down = shards.read_tensor(module + _LORA_B).float(), shards.read_tensor(module + _LORA_A).float()
     return (weight.float() + scale * (up @ down)).to(weight.dtype)
 
 
 def _round_tensor(make: Callable[[], torch.Tensor], dtype: torch.dtype | None) -> torch.Tensor:
+    """Return the tensor made by a function, converted to a number format, or in its own format for None.
+
+    The result is contiguous, as safetensors requires.
+    """
     tensor = make()
     return (tensor if dtype is None else tensor.to(dtype)).contiguous()
 
 
 def _read_lora_scale(actor: Path) -> float | None:
+    """Return LoRA's alpha / rank from verl's checkpoint, or None if the model was trained without LoRA."""
     file = actor / "lora_train_meta.json"
     if not file.is_file():
         return None
@@ -217,43 +249,57 @@ def _read_lora_scale(actor: Path) -> float | None:
 
 
 def _write_files(plan: list[_PlannedTensor], into: Path, file_bytes: int) -> None:
-    """Write the tensors to one safetensors file, or to several with an index file."""
+    """Write the tensors to one safetensors file, or to several with an index file.
+
+    Each tensor is read just before its file is written, so that memory holds the tensors of one file.
+
+    Args:
+        file_bytes: maximum size of a file, unless a single tensor is larger.
+    """
     from safetensors.torch import save_file
 
     files: list[list[_PlannedTensor]] = [[]]
-    for each in plan:
-        if files[-1] and sum(each_tensor.bytes for each_tensor in files[-1]) + each.bytes > file_bytes:
+    for planned in plan:
+        if files[-1] and sum(previous.bytes for previous in files[-1]) + planned.bytes > file_bytes:
             files.append([])
-        files[-1].append(each)
-    weight_map: dict[str, str] = {}
-    written = 0
-    for number, group in enumerate(files, start=1):
-        file = f"model-{number:05}-of-{len(files):05}.safetensors" if len(files) > 1 else "model.safetensors"
-        tensors = {each.name: each.make() for each in group}
-        save_file(tensors, into / file, metadata={"format": "pt"})
-        written += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        weight_map.update(dict.fromkeys(tensors, file))
+        files[-1].append(planned)
+    file_of_tensor: dict[str, str] = {}
+    total_bytes = 0
+    for number, planned_tensors in enumerate(files, start=1):
+        file_name = f"model-{number:05}-of-{len(files):05}.safetensors" if len(files) > 1 else "model.safetensors"
+        tensors = {planned.name: planned.make() for planned in planned_tensors}
+        save_file(tensors, into / file_name, metadata={"format": "pt"})
+        total_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        file_of_tensor.update(dict.fromkeys(tensors, file_name))
     if len(files) > 1:
-        index = {"metadata": {"total_size": written}, "weight_map": weight_map}
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": file_of_tensor}
         (into / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 @contextmanager
 def _silence_mesh_warnings() -> Iterator[None]:
-    """Silence torch's warnings about meshes without process groups. Reading needs none."""
+    """Silence torch's warnings about device meshes without process groups, within the block.
+
+    Reading a shard restores its mesh, but needs no process group.
+    """
     logger = logging.getLogger("torch.distributed.device_mesh")
-    before = logger.level
+    previous_level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(previous_level)
 
 
-_OF_MEGATRON = "merge a checkpoint of Megatron with `python -m verl.model_merger merge --backend megatron`"
+_MEGATRON_ADVICE = "merge a checkpoint of Megatron with `python -m verl.model_merger merge --backend megatron`"
 
 
 def _make_incomplete_error(file: Path, do: str = "") -> UserError:
+    """Build the error of a checkpoint with a missing or unreadable file.
+
+    Args:
+        do: advice to the user; by default to export another step.
+    """
     return UserError(
         "The checkpoint is incomplete.",
         where=str(file),

@@ -113,11 +113,11 @@ def run_on_ray(
             "the Ray cluster is ready after {:.0f} s; the processes of {} start", time.monotonic() - started, whose
         )
         mailbox = open_mailbox()
-        if record.tools.tools is not None:
+        if record.tools.tools is not None:  # a resumed run keeps the tools of its first attempt
             mailbox.pin.remote(record.tools.tools)
         process: Any = ray.remote(num_cpus=1)(actor).remote()
         grace = experiment.ajet.trainer_common.grace
-        done = process.run.remote(argument)
+        done = process.run.remote(argument)  # a reference to the result, ready once the process has ended
         listener = RunListener(whose, mailbox, done, record, tickets, run.path / "logs", interrupts, leftovers, grace)
         return listener.listen_until_end()
 
@@ -186,7 +186,7 @@ class RunListener:
             if self._is_recording:
                 logger.warning("interrupted while the results of a step were recorded: the run resumes as after a kill")
                 raise
-            self._interrupts.forget_raised()
+            self._interrupts.forget_raised()  # it is handled here, so `defer` shall not raise it again
             logger.warning("interrupted: the run ends after the current step, with a checkpoint")
             ray.get(self._mailbox.ask_to_stop.remote())
             self.listen(stopping=True)
@@ -209,46 +209,50 @@ class RunListener:
         """
         import ray
 
-        mailbox, hurries = self._mailbox, stopping
+        mailbox, was_interrupted = self._mailbox, stopping  # `stopping` may become True without an interrupt
         while True:
             with self._interrupts.defer():
-                if due := self._tickets.list_grants():
-                    mailbox.know.remote(due, self._tickets.list_open())
+                if grants := self._tickets.list_grants():
+                    mailbox.know.remote(grants, self._tickets.list_open())
                 if self._record.is_exhausted and not stopping:
                     stopping = True
                     logger.warning("the run had no training signal for too long: it ends after the current step")
                     ray.get(mailbox.ask_to_stop.remote())
                 is_finished, _ = ray.wait([self._done], timeout=0)
-                letters = self._take_notices(0.0 if is_finished else LISTEN_S)
+                notices = self._take_notices(0.0 if is_finished else LISTEN_S)
+                # An interrupt during a recording leaves `_is_recording` True and the notice in the list.
                 while self._unrecorded_notices:
                     self._is_recording = True
                     self._record.handle_notice(self._unrecorded_notices[0])
                     del self._unrecorded_notices[0]
                     self._is_recording = False
                 if (
-                    any(isinstance(letter, PhaseNotice) for letter in letters)
+                    any(isinstance(notice, PhaseNotice) for notice in notices)
                     or time.monotonic() >= self._checked_at + CHECK_S
                 ):
                     self._leftovers.record_segments()
                     self._checked_at = time.monotonic()
-                self._log_start(letters)
-            if hurries and self._tickets.missing_groups and not letters and not self._may_fill_step():
+                self._log_start(notices)
+            if was_interrupted and self._tickets.missing_groups and not notices and not self._may_fill_step():
                 logger.warning(
                     "the current step waits for groups: the run ends with the step before, which has a checkpoint"
                 )
                 return stopping
-            if is_finished and not letters:
+            if is_finished and not notices:
                 try:
-                    ray.get(self._done)
+                    ray.get(self._done)  # raises the error of the process, if any
                 except ray.exceptions.RayError as problem:
                     raise make_run_error(self._whose, read_last_line(problem), self._logs) from problem
                 return stopping
 
-    def _log_start(self, letters: Sequence[Any]) -> None:
-        """Log once a minute, until the first episode or step, that the start continues, with the last printed line."""
+    def _log_start(self, notices: Sequence[Any]) -> None:
+        """Log that the start continues, with the line that a process printed last.
+
+        This happens after each minute without a notice, until the first notice after loading.
+        """
         now = time.monotonic()
-        self._has_begun = self._has_begun or any(letter != PhaseNotice("loading") for letter in letters)
-        if letters:
+        self._has_begun = self._has_begun or any(notice != PhaseNotice("loading") for notice in notices)
+        if notices:
             self._logged_at = now
         if self._has_begun or now < self._logged_at + START_S:
             return
@@ -266,14 +270,17 @@ class RunListener:
         import ray
 
         if not self._unrecorded_notices:
-            if self._pending_take is None:
+            if self._pending_take is None:  # else the answer of the interrupted request still has to be read
                 self._pending_take = self._mailbox.take.remote(seconds)
             self._unrecorded_notices = list(ray.get(self._pending_take))
         self._pending_take = None
         return list(self._unrecorded_notices)
 
     def _may_fill_step(self) -> bool:
-        """True if groups in flight can still complete the last step within the grace period after SIGTERM."""
+        """Return True if groups in flight can still complete the last step within the grace period after SIGTERM.
+
+        The first such answer of a step is logged. Without SIGTERM the result is False.
+        """
         remaining = self._interrupts.remaining_grace(self._grace) if self._tickets.can_fill_missing else None
         if remaining and not self._is_wait_logged:
             self._is_wait_logged = True

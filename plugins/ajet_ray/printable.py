@@ -10,9 +10,10 @@ from ajet.config.resolution import HIDDEN, is_secret_path
 
 
 def make_printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a config in which secrets are masked.
+    """Return a copy of a config with masked secrets.
 
-    Values written with `oc.env` are shown as written, not resolved.
+    A value that the user wrote as an interpolation of `oc.env` is shown as written, since the resolved value may be a
+    secret of the environment.
 
     Args:
         tree: the resolved config.
@@ -20,15 +21,25 @@ def make_printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, 
     """
     tree = deepcopy(tree)
 
-    def cleaned(node: Any, written: Any, path: tuple[Any, ...]) -> Any:
+    def mask_node(node: Any, written: Any, path: tuple[Any, ...]) -> Any:
+        """Return a node of the resolved config with masked secrets.
+
+        Args:
+            node: a section, list or value of the resolved config.
+            written: the same node as written by the user, or None if the user did not write it.
+            path: the keys that lead to the node, without the indices of lists.
+        """
         if isinstance(node, dict):
             written_section = written if isinstance(written, dict) else {}
-            return {name: cleaned(value, written_section.get(name), (*path, name)) for name, value in node.items()}
+            return {key: mask_node(value, written_section.get(key), (*path, key)) for key, value in node.items()}
         if isinstance(node, list):
-            items = written if isinstance(written, list) and len(written) == len(node) else [None] * len(node)
-            return [cleaned(value, item, path) for value, item in zip(node, items, strict=True)]
+            # A list of another length was built from several sources, so its items have no written counterpart.
+            written_items = written if isinstance(written, list) and len(written) == len(node) else [None] * len(node)
+            return [
+                mask_node(value, written_item, path) for value, written_item in zip(node, written_items, strict=True)
+            ]
         if isinstance(written, str) and "oc.env" in written:
             return written
         return HIDDEN if is_secret_path(path) and isinstance(node, str) and node else node
 
-    return {name: cleaned(value, users.get(name), (name,)) for name, value in tree.items()}
+    return {key: mask_node(value, users.get(key), (key,)) for key, value in tree.items()}

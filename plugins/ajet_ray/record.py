@@ -99,7 +99,8 @@ class RayRecord:
         Raises:
             UserError: a whole batch failed, several batches had no score, or too many processes died.
         """
-        # The sender of these notices has loaded the checkpoint.
+        # Only a process that has loaded the checkpoint sends these. From now on the run repeats the steps after the
+        # checkpoint, so the first such notice removes the records of those steps.
         if isinstance(letter, (GroupNotice, StepNotice, ValidationNotice)):
             self._run.take_up()
         match letter:
@@ -121,25 +122,37 @@ class RayRecord:
                 self._handle_death(letter)
             case PhaseNotice():
                 self._run.status.set(phase=letter.name, step=letter.step)
-                self._enter_children()
+                self._record_child_processes()
             case ProcessNotice() if letter.host == socket.gethostname():
                 self._run.status.add_process(letter.pid, letter.role)
             case ProcessNotice():
                 self._remote_processes.append({"role": letter.role, "pid": letter.pid, "host": letter.host})
                 self._run.status.set(elsewhere=self._remote_processes)
 
-    def _enter_children(self) -> None:
-        """Record Ray's processes on the machine, so that `ajet stop` finds the processes even after a kill."""
-        self._child_pids |= {entry["pid"] for entry in self._run.status.get("processes")}
+    def _record_child_processes(self) -> None:
+        """Add all descendants of the run's process to the run's status.
+
+        `ajet stop` then finds Ray's processes on this machine even after the run's process was killed.
+        """
+        self._child_pids |= {process["pid"] for process in self._run.status.get("processes")}
         for child in psutil.Process().children(recursive=True):
             if child.pid not in self._child_pids:
                 with suppress(psutil.NoSuchProcess):
                     self._run.status.add_process(child.pid, child.name())
 
     def _handle_group(self, group: Group, step: int) -> None:
+        """Record the episodes of a finished group. A validation group is stored until its validation ends.
+
+        Args:
+            step: the training step that requested the group.
+
+        Raises:
+            UserError: all episodes of a whole batch of groups failed, or the last four batches had no score.
+        """
         first = group.episodes[0]
         if first.split == "train" and not self._tickets.close(group, step):
-            return  # the group was handed over before; then its process died
+            return  # the group was recorded before: the process that had received it died, and it was sent again
+        # With remote samplers the announcer writes the number of groups in each state, here nobody else does.
         if first.split == "train" and "samplers" not in (self._run.status.get("depths") or {}):
             self._run.status.set(depths={"leased": len(self._tickets.list_begun())})
         for episode in group.episodes:
@@ -147,7 +160,7 @@ class RayRecord:
         if first.split == "validation":
             self._validation_groups.append(group)
             return
-        self._failed = [] if group.scored else [*self._failed, group]
+        self._failed = [] if group.scored else [*self._failed, group]  # only consecutive groups count
         if len(self._failed) >= self.settings.data.train_batch_size:
             refuse_if_all_failed(list_episodes(self._failed), first.step)
         if len(self._failed) >= HOPELESS * self.settings.data.train_batch_size:
@@ -158,17 +171,22 @@ class RayRecord:
                 do="run the same YAML with --backbone debug: it shows the judge's verdict of each episode",
             )
 
-    def _handle_step(self, letter: StepNotice) -> None:
-        credited = {each.uuid: each for each in letter.credited}
-        step_groups = self._tickets.take_step(letter.step, credited)
+    def _handle_step(self, notice: StepNotice) -> None:
+        """Record a training step with the use of each episode, and commit a checkpoint that the step has written.
+
+        Raises:
+            UserError: the log-probabilities of trainer and engine differ too much, in two steps in a row.
+        """
+        credit_by_uuid = {entry.uuid: entry for entry in notice.credited}
+        step_groups = self._tickets.take_step(notice.step, credit_by_uuid)
         groups, stale = step_groups.over, step_groups.stale
         trained = TrainedStep(
-            letter.step,
-            letter.step - 1,
+            notice.step,
+            notice.step - 1,  # the policy version before the update
             [*groups, *stale],
-            {uuid: each.outcome for uuid, each in credited.items()} | build_discarded_outcomes(stale, "stale"),
-            {uuid: each.trained for uuid, each in credited.items()},
-            letter.metrics,
+            {uuid: entry.outcome for uuid, entry in credit_by_uuid.items()} | build_discarded_outcomes(stale, "stale"),
+            {uuid: entry.trained for uuid, entry in credit_by_uuid.items()},
+            notice.metrics,
             tasks=sorted(group.order for group in groups if group.scored and group.order not in step_groups.retrained),
             retrained=sorted(step_groups.retrained),
             discarded=sorted(group.order for group in [*(group for group in groups if not group.scored), *stale]),
@@ -179,34 +197,40 @@ class RayRecord:
         )
         metrics = self._sink.commit(trained)
         self.idle_steps = self.idle_steps + 1 if is_idle(metrics) else 0
-        self.step = letter.step
+        self.step = notice.step
         if self._saved is not None:
             self._commit_checkpoint(self._saved)
         warn_of_mismatch(metrics, self._alarm)
         if "canary_gap" in metrics:
-            fresh = list_samplers(groups, letter.step - 1)
-            self._canary.judge(metrics["canary_gap"], version=letter.step - 1, samplers=fresh)
+            # The gap was measured on tokens sampled with the current weights, so only their samplers can be at fault.
+            current_samplers = list_samplers(groups, notice.step - 1)
+            self._canary.judge(metrics["canary_gap"], version=notice.step - 1, samplers=current_samplers)
 
-    def _handle_death(self, letter: DeathNotice) -> None:
+    def _handle_death(self, notice: DeathNotice) -> None:
+        """Log the death of a process, which the run survives. Raises UserError at the fifth death."""
         self._death_count += 1
-        logger.warning("{}: {}", letter.role, letter.why)
+        logger.warning("{}: {}", notice.role, notice.why)
         if self._death_count >= DEATHS:
             raise UserError(
-                f"Processes of the run died {self._death_count} times. The last one: {letter.role}: {letter.why}",
+                f"Processes of the run died {self._death_count} times. The last one: {notice.role}: {notice.why}",
                 where=str(self._run.path / "logs"),
                 expected="a workflow that does not kill its process (by memory, native crashes, os._exit)",
                 do="read the logs there; `rollout.isolation: process` runs such a workflow in a separate process",
             )
 
-    def _handle_validation(self, letter: ValidationNotice) -> None:
+    def _handle_validation(self, notice: ValidationNotice) -> None:
+        """Record the validation groups received so far as one validation, and keep its metrics for the checkpoint."""
         groups, self._validation_groups = sorted(self._validation_groups, key=lambda group: group.order), []
-        self._validation, measured = self._sink.commit_validation(groups, step=letter.step, seconds=letter.seconds)
-        self._measured = letter.step, measured
+        self._validation, measured = self._sink.commit_validation(groups, step=notice.step, seconds=notice.seconds)
+        self._measured = notice.step, measured
 
     def _commit_checkpoint(self, saved: CheckpointNotice) -> None:
-        """Move verl's checkpoint into the run's checkpoints in one atomic operation, without verl's own rows.
+        """Move the folder that verl wrote into a new checkpoint of the run, without verl's queue of untrained rows.
 
-        A crash leaves either the complete checkpoint or none.
+        The checkpoint appears in one atomic operation: a crash leaves either the complete checkpoint or none.
+
+        Args:
+            saved: step and folder of verl's checkpoint.
         """
         self._saved = None
         folder = Path(saved.folder)
@@ -218,6 +242,7 @@ class RayRecord:
         }
 
         def write(into: Path) -> None:
+            """Fill the new checkpoint's temporary folder, before it gets its final name."""
             drop_rows(folder)
             os.rename(folder, into / folder.name)
             self._tickets.complete(into, into / folder.name)
@@ -225,4 +250,4 @@ class RayRecord:
         measured = self._measured[1] if self._measured is not None and self._measured[0] == saved.step else None
         self._run.checkpoints.save(saved.step, write, state, measured=measured)
         self._tickets.forget(saved.step)
-        self._run.retain()
+        self._run.retain()  # the run's limits on stored episodes may allow removal after a checkpoint

@@ -17,13 +17,14 @@ _NO_DEFAULT = object()
 
 def div(total: float, parts: float) -> int:
     """Return `total / parts` as an integer. Raises ValueError if the division leaves a remainder."""
-    quotient, rest = divmod(total, parts)
-    if rest:
+    quotient, remainder = divmod(total, parts)
+    if remainder:
         raise ValueError(f"${{ajet.div:{total},{parts}}}: {total} is not divisible by {parts}")
     return int(quotient)
 
 
 def mul(one: float, other: float) -> float:
+    """Return the product of two numbers, since OmegaConf has no arithmetic."""
     return one * other
 
 
@@ -34,7 +35,7 @@ def as_list(value: Any) -> list[Any]:
 
 def pick(value: Any, table: Mapping[Any, Any], otherwise: Any = _NO_DEFAULT) -> Any:
     """Return the table's entry for a value, or `otherwise`, or the value itself if `otherwise` is not passed."""
-    if isinstance(value, str | int | float | bool | None) and value in table:
+    if isinstance(value, str | int | float | bool | None) and value in table:  # a list or dict cannot be looked up
         return table[value]
     return value if otherwise is _NO_DEFAULT else otherwise
 
@@ -47,13 +48,14 @@ def room(tokens: int, limit: int, parts: int) -> int:
         limit: tokens of the longest sequence.
         parts: number of GPUs over which a sequence is split (Ulysses).
     """
-    return max(tokens, -(-limit // parts))
+    return max(tokens, -(-limit // parts))  # limit / parts, rounded up
 
 
 def versions(staleness: int | None) -> int | None:
     """Return how many policy versions can occur in an episode trained up to `staleness` steps late.
 
-    None (null in YAML) means no limit, for the argument and the result.
+    These are the version before the update and `staleness` earlier ones. None (null in YAML) means no limit, for the
+    argument and the result.
     """
     return None if staleness is None else staleness + 1
 
@@ -78,7 +80,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
 
 
 def register_resolvers() -> None:
-    """Register the functions with OmegaConf."""
+    """Register `RESOLVERS` with OmegaConf, so that YAML files can contain `${ajet.div:8,2}`. Idempotent."""
     from omegaconf import OmegaConf
 
     for name, function in RESOLVERS.items():

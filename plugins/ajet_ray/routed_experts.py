@@ -31,8 +31,8 @@ def drop_experts(group: Group) -> Group:
 def read_experts(episode: Episode, timeline: Timeline) -> npt.NDArray[np.int16]:
     """Return the experts of all tokens of a timeline (one token sequence of the episode) but the last.
 
-    Later calls recompute tokens of earlier calls and may choose other experts. At the tokens whose logits a sampled
-    token was drawn from, the result has the experts of the call that sampled it.
+    Later calls recompute tokens of earlier calls and may choose other experts. A sampled token is drawn from the
+    logits at the token before it. There the result has the experts of the call that sampled the token.
 
     Returns:
         int16 array [T - 1, layers, experts per token], where T is the number of tokens.
@@ -40,18 +40,20 @@ def read_experts(episode: Episode, timeline: Timeline) -> npt.NDArray[np.int16]:
     Raises:
         ValueError: a call has no experts.
     """
-    parts: list[npt.NDArray[np.integer[Any]]] = []
+    segments: list[npt.NDArray[np.integer[Any]]] = []
+    # The experts of tokens [stop, T - 1) are in `segments`. The last token has none, since nothing is sampled after it.
     call, stop = episode.calls[timeline.leaf], timeline.ids.size - 1
     # A call recorded only the experts after the prefix that it shares with its parent, so walk from the last call up.
     while True:
         routed = _require_experts(episode, call)
-        parts.append(routed.experts[: max(0, stop - routed.first)])
+        segments.append(routed.experts[: max(0, stop - routed.first)])
         stop = min(stop, routed.first)
         if not stop:
             break
         assert call.parent is not None, f"call {call.index} shares experts with no parent"
         call = episode.calls[call.parent]
-    experts = np.concatenate(parts[::-1]).astype(np.int16)
+    experts = np.concatenate(segments[::-1]).astype(np.int16)
+    # Where a later call recomputed sampled tokens, put back the experts of the call that sampled them.
     for span in timeline.spans:
         routed = _require_experts(episode, episode.calls[span.call])
         positions = slice(span.start - 1, span.stop - 1)
@@ -60,8 +62,9 @@ def read_experts(episode: Episode, timeline: Timeline) -> npt.NDArray[np.int16]:
 
 
 def _require_experts(episode: Episode, call: Call) -> RoutedExperts:
+    """Return a call's experts. Raises ValueError if they were not recorded, or were lost with their process."""
     if call.routed_experts is None:
         raise ValueError(
-            f"episode {episode.uuid}, call {call.index}: its experts are gone with the process that played it"
+            f"episode {episode.uuid}, call {call.index}: its routed experts were lost with the process that ran it"
         )
     return call.routed_experts

@@ -57,11 +57,11 @@ def build_rows(
     if not episode.scored:
         return []
     trained = [timeline for timeline in episode.timelines if timeline.sampled]
-    first = {"episodes": [pack_episode(each) for each in (episode, *others)]}
+    packed = {"episodes": [pack_episode(packable) for packable in (episode, *others)]}
     about = {"uuid": episode.uuid, "order": group_order, "count": len(trained)}
     if not trained:
-        return [build_empty_row(episode, about | first, policy_version, routed_shape)]
-    rows = _build_timeline_rows(episode, trained, about, first, policy_version)
+        return [build_empty_row(episode, about | packed, policy_version, routed_shape)]
+    rows = _build_timeline_rows(episode, trained, about, packed, policy_version)
     return _add_experts(rows, episode, trained) if routed_shape else rows
 
 
@@ -70,35 +70,55 @@ def build_unscored_rows(
 ) -> list[dict[str, Any]]:
     """Convert an episode to rows for verl's own reward function: without a reward and without the packed episode.
 
-    The timeline with the latest end comes last, since verl scores an episode by its last output. Raises ValueError as
-    `build_rows` does.
+    The timeline with the latest end comes last, since verl scores an episode by its last output.
+
+    Args:
+        policy_version: version of the row's tokens if the episode's calls have no versions.
+        routed_shape: (layers, experts per token) of a model with replayed experts; None: the trainer replays none.
+
+    Returns:
+        Keyword arguments of verl's `AgentLoopOutput`, one dict per timeline with sampled tokens.
+
+    Raises:
+        ValueError: a timeline begins with a sampled token, or a call has no experts to replay.
     """
     end_times = {call.index: call.ended for call in episode.calls}
-    lines, _ = timelines(episode.calls)
-    trained = sorted((line for line in lines if line.sampled), key=lambda line: end_times.get(line.leaf, 0.0))
+    # The timelines of an unscored episode are not stored in it, so they are built from its calls.
+    built_timelines, _ = timelines(episode.calls)
+    trained = sorted(
+        (timeline for timeline in built_timelines if timeline.sampled),
+        key=lambda timeline: end_times.get(timeline.leaf, 0.0),
+    )
     rows = _build_timeline_rows(episode, trained, {"uuid": episode.uuid, "count": len(trained)}, {}, policy_version)
     return _add_experts(rows, episode, trained) if routed_shape else rows
 
 
 def _add_experts(rows: list[dict[str, Any]], episode: Episode, trained: Sequence[Timeline]) -> list[dict[str, Any]]:
+    """Add to each row the routed experts of all its tokens but the last, for a trainer that replays them.
+
+    Args:
+        rows: the rows of the timelines, changed in place and returned.
+        trained: the rows' timelines, in the same order. A row ends with its timeline's last sampled token.
+    """
     for row, timeline in zip(rows, trained, strict=True):
         row["routed_experts"] = read_experts(episode, timeline)[: len(row["prompt_ids"]) + len(row["response_ids"]) - 1]
     return rows
 
 
 def _build_timeline_rows(
-    episode: Episode, trained: Sequence[Timeline], about: dict[str, Any], first: dict[str, Any], policy_version: int
+    episode: Episode, trained: Sequence[Timeline], about: dict[str, Any], packed: dict[str, Any], policy_version: int
 ) -> list[dict[str, Any]]:
     """Build one row per timeline.
 
     Args:
         trained: the episode's timelines with sampled tokens.
         about: values for `extra_fields["ajet"]` of every row.
-        first: further values for the first row only.
+        packed: further values for the first row only: the packed episodes, which travel once.
+        policy_version: version of the row's tokens if the episode's calls have no versions.
     """
     calls = {call.index: call for call in episode.calls}
     return [
-        _build_row(episode, about | {"index": index} | (first if index == 0 else {}), timeline, calls, policy_version)
+        _build_row(episode, about | {"index": index} | (packed if index == 0 else {}), timeline, calls, policy_version)
         for index, timeline in enumerate(trained)
     ]
 
@@ -124,37 +144,39 @@ def rebuild_groups(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> 
     Raises:
         ValueError: a row is missing, or its tokens differ from those of its episode.
     """
-    places: dict[tuple[str, str], dict[int, int]] = {}
+    # (uid, session) identifies an episode. The inner dict maps the index of a timeline to the number of its row.
+    rows_by_episode: dict[tuple[str, str], dict[int, int]] = {}
     for row, key in enumerate(keys):
         uid, session, _ = key.rsplit("_", 2)
-        places.setdefault((uid, session), {})[fields["extra_fields"][row]["ajet"].get("index", 0)] = row
+        rows_by_episode.setdefault((uid, session), {})[fields["extra_fields"][row]["ajet"].get("index", 0)] = row
     timelines: list[Timeline | None] = [None] * len(keys)
-    members: dict[tuple[int, str], list[Episode]] = {}
-    for (uid, _), row_by_index in places.items():
+    episodes_by_group: dict[tuple[int, str], list[Episode]] = {}
+    for (uid, _), row_by_index in rows_by_episode.items():
         about = fields["extra_fields"][next(iter(row_by_index.values()))]["ajet"]
-        indices = list(range(max(about["count"], 1)))
+        indices = list(range(max(about["count"], 1)))  # an episode without timelines has one untrained row
         if sorted(row_by_index) != indices:
             raise ValueError(
                 f"episode {about['uuid']}: of {about['count']} timelines only {sorted(row_by_index)} arrived"
             )
         rows = [{name: fields[name][row_by_index[index]] for name in FIELDS} for index in indices]
-        row_episodes = [unpack_episode(each) for each in rows[0]["extra_fields"]["ajet"]["episodes"]]
+        # The first row carries its episode, and failed or unscored episodes of the group, which have no rows.
+        row_episodes = [unpack_episode(packed) for packed in rows[0]["extra_fields"]["ajet"]["episodes"]]
         row_episodes[0] = _cut_episode(row_episodes[0], rows, about["count"])
         for index, timeline in enumerate(row_episodes[0].timelines):
             timelines[row_by_index[index]] = timeline
-        members.setdefault((about["order"], uid), []).extend(row_episodes)
+        episodes_by_group.setdefault((about["order"], uid), []).extend(row_episodes)
     groups = []
-    for order, uid in sorted(members):
-        episodes = sorted(members[order, uid], key=lambda episode: episode.repeat)
+    for order, uid in sorted(episodes_by_group):
+        episodes = sorted(episodes_by_group[order, uid], key=lambda episode: episode.repeat)
         groups.append(Group(episodes[0].task, order, episodes))
     return RebuiltBatch(groups, timelines)
 
 
-def _cut_episode(episode: Episode, at: Sequence[Mapping[str, Any]], count: int) -> Episode:
+def _cut_episode(episode: Episode, rows: Sequence[Mapping[str, Any]], count: int) -> Episode:
     """Return the episode with only the timelines that are rows, each cut after its last sampled token.
 
     Args:
-        at: the episode's rows, in the order of its timelines.
+        rows: the episode's rows, in the order of its timelines.
         count: number of timelines that the rows say the episode has.
 
     Raises:
@@ -165,8 +187,8 @@ def _cut_episode(episode: Episode, at: Sequence[Mapping[str, Any]], count: int) 
         raise ValueError(f"episode {episode.uuid}: {count} rows for {len(trained)} timelines")
     cut_timelines = [_cut_timeline(timeline) for timeline in trained]
     for index, timeline in enumerate(cut_timelines):
-        row = np.concatenate([np.asarray(at[index]["prompts"]), np.asarray(at[index]["responses"])])
-        if not np.array_equal(row, timeline.ids):
+        row_ids = np.concatenate([np.asarray(rows[index]["prompts"]), np.asarray(rows[index]["responses"])])
+        if not np.array_equal(row_ids, timeline.ids):
             raise ValueError(
                 f"episode {episode.uuid}: row {index} contains other tokens than its timeline (token sequence)"
             )
@@ -174,6 +196,7 @@ def _cut_episode(episode: Episode, at: Sequence[Mapping[str, Any]], count: int) 
 
 
 def _cut_timeline(timeline: Timeline) -> Timeline:
+    """Return a timeline without the tokens after its last sampled token, which a row does not contain."""
     stop = int(np.flatnonzero(timeline.mask)[-1]) + 1
     arrays = ("ids", "mask", "logprobs", "logprobs_unit", "versions")
     return replace(timeline, **{name: getattr(timeline, name)[:stop] for name in arrays})
@@ -182,32 +205,44 @@ def _cut_timeline(timeline: Timeline) -> Timeline:
 def _build_row(
     episode: Episode, about: dict[str, Any], timeline: Timeline, calls: Mapping[int, Call], policy_version: int
 ) -> dict[str, Any]:
+    """Build the row of a timeline: keyword arguments of verl's `AgentLoopOutput`.
+
+    The prompt is all tokens before the first sampled token, the response the tokens up to the last sampled one.
+
+    Args:
+        about: values for `extra_fields["ajet"]`.
+        calls: the episode's calls by index.
+        policy_version: version of the row's tokens if the timeline's calls have no versions.
+
+    Raises:
+        ValueError: the timeline begins with a sampled token, which no token predicts.
+    """
     sampled = np.flatnonzero(timeline.mask)
     start, stop = int(sampled[0]), int(sampled[-1]) + 1
     if start == 0:
         raise ValueError(f"timeline {about['index']} of episode {episode.uuid} begins with a sampled token")
-    own_calls = [calls[span.call] for span in timeline.spans if span.call in calls]
+    timeline_calls = [calls[span.call] for span in timeline.spans if span.call in calls]
     leaf = calls.get(timeline.leaf)
-    urls = _list_images(episode, own_calls)
+    urls = _list_images(episode, timeline_calls)
     return {
         "prompt_ids": timeline.ids[:start].tolist(),
         "response_ids": timeline.ids[start:stop].tolist(),
         "response_mask": timeline.mask[start:stop].astype(int).tolist(),
         "response_logprobs": np.where(timeline.mask, timeline.logprobs, 0)[start:stop].tolist(),
         "num_turns": len(leaf.messages) + (leaf.reply is not None) if leaf else 0,
-        "metrics": {"generate_sequences": sum(call.ended - call.started for call in own_calls)},
+        "metrics": {"generate_sequences": sum(call.ended - call.started for call in timeline_calls)},
         **({"multi_modal_data": {"images": [picture(url) for url in urls]}} if urls else {}),
-        **_build_verdict_fields(episode, about, own_calls, policy_version),
+        **_build_verdict_fields(episode, about, timeline_calls, policy_version),
     }
 
 
-def _list_images(episode: Episode, own: Sequence[Call]) -> tuple[str, ...]:
-    """Return the image URLs in the request of a timeline's last call.
+def _list_images(episode: Episode, calls: Sequence[Call]) -> tuple[str, ...]:
+    """Return the URLs of all images of a timeline: those in the request of its last call, which repeats earlier ones.
 
     Args:
-        own: the calls whose tokens the timeline contains, in order.
+        calls: the calls whose tokens the timeline contains, in order.
     """
-    return image_urls([episode.messages[index] for index in own[-1].messages]) if own else ()
+    return image_urls([episode.messages[index] for index in calls[-1].messages]) if calls else ()
 
 
 def build_empty_row(
@@ -237,6 +272,11 @@ def _build_verdict_fields(
     """Build a row's reward and `extra_fields`.
 
     `reward_extra_info` leaves out the reward: verl adds it there itself, and a second one would count twice.
+
+    Args:
+        about: values for `extra_fields["ajet"]`, read by `rebuild_groups`.
+        calls: the calls that sampled the row's tokens.
+        policy_version: version of the row's tokens if the calls have no versions.
     """
     success = episode.verdict.success if episode.verdict else None
     span = PolicySpan.of(run for call in calls for run in call.versions) or PolicySpan(policy_version, policy_version)
@@ -244,7 +284,7 @@ def _build_verdict_fields(
         "reward_score": episode.reward,
         "extra_fields": {
             "reward_extra_info": {"success": None if success is None else float(success)},
-            "min_global_steps": span.low,
+            "min_global_steps": span.low,  # verl's names of the oldest and newest policy version
             "max_global_steps": span.high,
             "ajet": about,
         },
@@ -259,9 +299,9 @@ _HEAD = 8
 
 def pack_episode(episode: Episode) -> bytes:
     """Return an episode as compressed bytes: the length of its JSON line, the line, and its arrays."""
-    row, arrays = encode(episode)
-    line = dumps(row).encode()
-    return zlib.compress(len(line).to_bytes(_HEAD, "little") + line + arrays, 1)
+    json_values, arrays = encode(episode)
+    line = dumps(json_values).encode()
+    return zlib.compress(len(line).to_bytes(_HEAD, "little") + line + arrays, 1)  # level 1: fastest
 
 
 def unpack_episode(data: bytes) -> Episode:

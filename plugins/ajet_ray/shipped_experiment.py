@@ -22,7 +22,10 @@ KEY = "ajet"
 
 
 def pack_experiment(experiment: Experiment, *, run_id: str) -> dict[str, Any]:
-    """Return the experiment as plain values for the key `ajet` in verl's `data` section."""
+    """Return the experiment as plain values for the key `ajet` in verl's `data` section.
+
+    Secrets written in the YAML are replaced by names of environment variables, which this call sets.
+    """
     return {
         "yaml": experiment.dump_resolved(hide=_store_secret),
         "name": experiment.name,
@@ -43,7 +46,7 @@ def restore_experiment(about: Any) -> Experiment:
     """Return the experiment packed by `pack_experiment`.
 
     Args:
-        about: the value of `data.ajet`.
+        about: the value of `data.ajet` in verl's config: resolved YAML text, name and folders.
     """
     return compose_experiment(about["yaml"], about["name"], about["base"], about["root"])
 
@@ -52,7 +55,10 @@ def restore_experiment(about: Any) -> Experiment:
 def compose_experiment(yaml: str, name: str, base: str, root: str) -> Experiment:
     """Build the experiment from its resolved YAML text, once per process.
 
+    Also loads the `.env` in the YAML's folder and adds the folder to `sys.path`, for the user's modules.
+
     Args:
+        name: file name of the YAML without its suffix.
         base: folder of the YAML file on the driver's machine. A node without it uses its working directory, a copy.
         root: the folder of all runs on the driver's machine.
     """

@@ -93,22 +93,27 @@ class StoreTickets(LaunchTickets):
         self._announce_state(stale=0)
 
     def list_grants(self) -> list[TicketGrant]:
-        """Assign groups finished by samplers to the waiting ticket requests, in order, and return the grants."""
+        """Assign groups finished by samplers to the waiting ticket requests, in order, and return the grants.
+
+        Requests without a finished group stay open for the next call. Also announces the trainer's state to samplers.
+        """
         self.closed_groups.read(self._order, self._trained_step)
         ready = self.closed_groups.ready(self._trained_step, self._trained_step + 1)
-        leased = [
+        grantable = [
             group
             for group in ready.groups
             if group.order not in self._ticket_of_position and group.order not in self._given_up
         ]
-        # These groups take places of the positions that may be played, and do not fill the batch.
-        useless = sum(not each.scored for each in self._list_handed_groups()) + len(self._given_up)
-        earlier = self._announcer.leased
-        self._announce_state(stale=len(ready.stale) + useless)
-        self._leased_count = max(earlier, self._announcer.leased)  # groups closed since the read are not in `ready` yet
-        grants, unassigned = list[TicketGrant](), iter(leased)
+        # Samplers may play a limited number of positions ahead of the trainer. Groups that no step will train on are
+        # announced as stale, so that they do not count towards this limit.
+        untrainable_count = sum(not group.scored for group in self._list_handed_groups()) + len(self._given_up)
+        earlier_leased_count = self._announcer.leased
+        self._announce_state(stale=len(ready.stale) + untrainable_count)
+        # A group closed after the read above is not in `ready` yet, so count it as leased still.
+        self._leased_count = max(earlier_leased_count, self._announcer.leased)
+        grants, unassigned = list[TicketGrant](), iter(grantable)
         while self._granted_count <= self._last_requested:
-            if self._granted_count in self._abandoned_tickets:
+            if self._granted_count in self._abandoned_tickets:  # answered without a task, to keep the ticket order
                 self._granted_count += 1
                 grants.append(TicketGrant(NO_POSITION, Task()))
             elif (group := next(unassigned, None)) is not None:
@@ -116,24 +121,29 @@ class StoreTickets(LaunchTickets):
             else:
                 break
         if self.missing_groups:
+            # A heartbeat, and a log line with the number of groups that the step has and needs.
             self._announcer.wait(self._trained_step + 1, self._size - self.missing_groups, self._size, len(ready.stale))
         else:
-            self._announcer.live(self._trained_step)
+            self._announcer.live(self._trained_step)  # a heartbeat only
         return grants
 
     @property
     def missing_groups(self) -> int:
+        """Number of ticket requests that wait for a group of a sampler."""
         return max(0, self._last_requested + 1 - self._granted_count)
 
     @property
     def can_fill_missing(self) -> bool:
+        """True if samplers have at least as many groups in flight as ticket requests wait for."""
         return self.missing_groups <= self._leased_count
 
     def close(self, group: Group, step: int) -> bool:
-        """Note that a group's rows reached the trainer, for the step that requested the group.
+        """Record which training step requested a group, once the group's rows have reached the trainer.
+
+        The store has closed the group already, when its sampler finished it.
 
         Returns:
-            False if the group was noted before, or given up.
+            False if the group was recorded before, or given up.
         """
         if group.order in self._steps or group.order not in self.groups:
             return False
@@ -145,7 +155,7 @@ class StoreTickets(LaunchTickets):
 
         The group stays in the store, but this launch does not grant it again.
         """
-        if ticket >= self._granted_count:
+        if ticket >= self._granted_count:  # the ticket has no group yet
             self._abandoned_tickets.add(ticket)
             return
         for order in [
@@ -157,7 +167,9 @@ class StoreTickets(LaunchTickets):
             self._steps.pop(order, None)
 
     def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> TicketGroups:
-        """Mark the groups that a step trained, could not score or found too old in the store, and return them.
+        """Record a step's use of groups in the store, and return these groups.
+
+        The groups are those that the step trained, those without a scored episode, and those too old for a later step.
 
         Args:
             credited: the step's use of each episode, by uuid. A group with a credited episode was trained.
@@ -172,16 +184,16 @@ class StoreTickets(LaunchTickets):
         used_orders = {group.order for group in finished}
         stale = [group for group in ready.stale if group.order not in used_orders]
         reuse = self.closed_groups.take(finished, stale, ready.expired)
-        outcomes = {uuid: each.outcome for uuid, each in credited.items()}
+        outcomes = {uuid: entry.outcome for uuid, entry in credited.items()}
         scored = [group for group in finished if group.scored]
-        staying, advantages = reuse.find_retrainable(scored, outcomes), collect_advantages(outcomes)
-        self._shared_store.use((group.order for group in scored), step, again=staying, advantages=advantages)
+        retrainable, advantages = reuse.find_retrainable(scored, outcomes), collect_advantages(outcomes)
+        self._shared_store.use((group.order for group in scored), step, again=retrainable, advantages=advantages)
         self._store.discard((group.order for group in finished if not group.scored), step, "no_score")
         self._store.discard((group.order for group in stale), step, "stale")
         self._store.discard(reuse.expired, step, "stale")
         for group in finished:
             del self._steps[group.order], self._ticket_of_position[group.order], self.groups[group.order]
-        self._given_up.difference_update(group.order for group in stale)
+        self._given_up.difference_update(group.order for group in stale)  # these have left the store
         self._trained_step = step
         retrained = [group.order for group in scored if group.order in reuse.before]
         return TicketGroups(
@@ -198,7 +210,11 @@ class StoreTickets(LaunchTickets):
         return self._store.begun()
 
     def forget(self, step: int) -> None:
-        """Drop old rows from the store, and announce the step's checkpoint to samplers."""
+        """Drop groups from the store that no checkpoint needs any more, and announce a checkpoint to samplers.
+
+        Args:
+            step: the step of the new checkpoint, whose weights samplers load next.
+        """
         self._saved_step = step
         self._store.forget(self._run.checkpoints.horizon)
         self._announcer.changed()
@@ -213,7 +229,7 @@ class StoreTickets(LaunchTickets):
         """
         from ajet_ray.merge import merge_checkpoint
 
-        with self._announcer.alive(lambda: self._trained_step):
+        with self._announcer.alive(lambda: self._trained_step):  # heartbeats, since merging takes minutes
             merge_checkpoint(verls / "actor", checkpoint)
 
     def finish_run(self) -> None:
@@ -222,11 +238,18 @@ class StoreTickets(LaunchTickets):
         self._shared_store.leave()
 
     def _announce_state(self, *, stale: int, is_last: bool = False) -> None:
+        """Publish the newest checkpoint's weights, and how many positions samplers may play ahead of the trainer.
+
+        Args:
+            stale: number of groups in the store that no step will train on.
+            is_last: True to announce the end of the run.
+        """
+        # Only samplers at a remote server need the probe, and computing it loads the model, so it is done when needed.
         if self._announcer.needs_probe and self._saved_step not in self._probe.logprobs and not is_last:
             self._update_probe()
         self._announcer.announce(
             self._saved_step,
-            self._saved_step,
+            self._saved_step,  # the policy version: each step makes one
             self._find_weights(),
             first_version=self._first_step,
             probe=self._probe if self._saved_step in self._probe.logprobs else None,
@@ -241,16 +264,16 @@ class StoreTickets(LaunchTickets):
         The first call also computes them for the launch's first weights, for servers that have loaded no update yet.
         """
         staleness_limit = self._run.experiment.ajet.trainer_common.max_staleness
-        keep = BACKLOG if staleness_limit is None else staleness_limit + 1
+        kept_versions = BACKLOG if staleness_limit is None else staleness_limit + 1
         with self._announcer.alive(lambda: self._trained_step):
             if not self._probe.logprobs and self._saved_step > self._first_step:
                 self._probe = self._probe.add_version(
-                    self._first_step, self._probes.score_text(self._find_first_weights()), keep=keep
+                    self._first_step, self._probes.score_text(self._find_first_weights()), keep=kept_versions
                 )
             self._probe = self._probe.add_version(
-                self._saved_step, self._probes.score_text(self._find_weights()), keep=keep
+                self._saved_step, self._probes.score_text(self._find_weights()), keep=kept_versions
             )
-        self._announcer.changed()
+        self._announcer.changed()  # the next announcement is sent even if nothing but the probe differs
 
     def _find_weights(self) -> Path | None:
         """Return the folder of the announced weights, or None if they are those of model.path."""
@@ -267,6 +290,7 @@ class StoreTickets(LaunchTickets):
         return [self.groups[order] for order in self._steps]
 
     def _make_grant(self, group: Group) -> TicketGrant:
+        """Assign a group that a sampler finished to the next ticket, and return the ticket's grant."""
         self._ticket_of_position[group.order], self.groups[group.order] = self._granted_count, group
         self._granted_count += 1
         return TicketGrant(group.order, group.task, group)
@@ -280,6 +304,7 @@ def open_store_tickets(
     Args:
         address: address of the store.
         order: the training order of the tasks.
+        tokenizer: the model's tokenizer, with which samplers must agree.
         steps: total number of steps of the run, with those of earlier launches.
 
     Raises:
@@ -300,7 +325,10 @@ def open_store_tickets(
 
 
 def require_model(checkpoint: Checkpoint) -> None:
-    """Raise ConfigError for a checkpoint that has only verl's shards: samplers would wait for its weights forever."""
+    """Raise ConfigError for a checkpoint of a run without samplers.
+
+    It has only verl's shards and no model folder, so samplers would wait for its weights forever.
+    """
     if "frontier" not in checkpoint.state or not any(checkpoint.path.glob("*.safetensors")):
         raise ConfigError(
             "The checkpoint was made without samplers: it contains no model that samplers could load.",
@@ -318,6 +346,11 @@ class FolderProbe:
     """Computes a run's probe: the log-probabilities of a fixed text by the weights of a checkpoint."""
 
     def __init__(self, experiment: Experiment, tokenizer: Any) -> None:
+        """Encode the probe text, without loading a model.
+
+        Args:
+            experiment: says which model to load, and in which number format.
+        """
         self._experiment = experiment
         self._ids = encode_probe_text(tokenizer)
         self._rounded = experiment.ajet.model.dtype != "float32"
@@ -333,7 +366,7 @@ class FolderProbe:
         return WeightsProbe.resume_from(earlier, self._ids, tolerance, version=below)
 
     def score_text(self, folder: Path | None) -> list[float]:
-        """Return the log-probability of each token of the probe text but the first.
+        """Load a model and return the log-probability of each token of the probe text but the first.
 
         Args:
             folder: folder of the weights, or None for model.path.
@@ -356,5 +389,5 @@ class FolderProbe:
         model = load_model(source, dtype=torch.bfloat16 if self._rounded else torch.float32)
         ids = torch.tensor(self._ids)
         with torch.inference_mode():
-            logprobs = model(ids[None]).logits[0, :-1].float().log_softmax(-1)
+            logprobs = model(ids[None]).logits[0, :-1].float().log_softmax(-1)  # [tokens - 1, vocabulary]
         return [float(value) for value in logprobs[torch.arange(len(ids) - 1), ids[1:]]]

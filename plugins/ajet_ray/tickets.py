@@ -55,10 +55,11 @@ def find_oldest_version(config: Mapping[str, Any], step: int) -> int:
         step: last step of the resumed checkpoint.
     """
     if config["actor_rollout_ref"]["rollout"].get("enable_rollout_routing_replay"):
-        return step + 1  # no earlier group is used: records have no experts to replay
+        return step + 1  # excludes all earlier groups: stored episodes have no experts, which verl would replay
     if config["trainer"]["v1"]["trainer_mode"] == SYNC:
         return step
     staleness_limit = find_drop_age(config)
+    # verl counts the requesting step too, so a limit of 1 allows only the version after `step`.
     return 0 if staleness_limit is None else step + 1 - staleness_limit
 
 
@@ -91,7 +92,7 @@ def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldes
 
 
 def _make_usable_check(sessions: int, oldest: int, newest: int, run_id: str) -> Callable[[Sequence[Kept]], bool]:
-    """Return a check of whether a group finished by an earlier launch may be trained.
+    """Return a function that decides whether this launch may train a group finished by an earlier launch.
 
     Args:
         sessions: number of episodes that the group must have.
@@ -101,10 +102,11 @@ def _make_usable_check(sessions: int, oldest: int, newest: int, run_id: str) -> 
     """
 
     def usable(entries: Sequence[Kept]) -> bool:
+        """True if the stored episodes of a group are complete, scored, and sampled by allowed policy versions."""
         episodes = [entry.episode for entry in entries if entry.episode.run == run_id]
         spans = [span for episode in episodes if (span := episode.policy) is not None]
         fits = all(oldest <= span.low and span.high <= newest for span in spans)
-        return fits and len(episodes) == sessions and any(each.scored for each in episodes)
+        return fits and len(episodes) == sessions and any(episode.scored for episode in episodes)
 
     return usable
 
@@ -161,9 +163,9 @@ class LaunchTickets:
         self._last_requested = max(self._last_requested, ticket)
 
     def list_grants(self) -> list[TicketGrant]:
-        """Lease positions for the next tickets and return their grants.
+        """Lease a task for each next ticket, up to two batches beyond the last requested one, and return the grants.
 
-        Some tickets are granted before a process requests them, so that no process waits.
+        These tickets are granted before a process requests them, so that no process waits.
         """
         return [
             self._grant_next() for _ in range(len(self._lease_of_ticket), self._last_requested + 1 + self._max_ahead)
@@ -180,7 +182,7 @@ class LaunchTickets:
         return False
 
     def close(self, group: Group, step: int) -> bool:
-        """Store a finished group, with the step that requested it.
+        """Store a finished group's episodes, and record which training step requested the group.
 
         Returns:
             False if the group was stored before.
@@ -202,7 +204,9 @@ class LaunchTickets:
         self._failed_count += 1
 
     def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> TicketGroups:
-        """End the positions that this step trained, could not score or found too old. Return their groups.
+        """Record a step's use of groups in the store, and return these groups.
+
+        The groups are those that the step trained, those without a scored episode, and those too old for a later step.
 
         Args:
             credited: the step's credit by episode uuid; a group with a credited episode was trained.
@@ -219,6 +223,7 @@ class LaunchTickets:
         for group in (*finished, *stale):
             del self._steps[group.order]
             del self._ticket_of_position[group.order]
+        # Dead letters: positions whose attempts failed too often. The others killed the processes that ran them.
         given_up = self._dead_letters.log_new(self._order) | self._given_up_positions
         self._given_up_positions = {}
         return TicketGroups(finished, stale, given_up=given_up, dead=self._dead_letters.count + self._failed_count)
@@ -240,11 +245,15 @@ class LaunchTickets:
         return [letter.order for letter in list_dead_letters(self._store)]
 
     def commit(self) -> dict[str, Any]:
-        """Return the state of store and task order for the next checkpoint."""
+        """Return the state of store and task order for the next checkpoint, as JSON values."""
         return {**self._store.commit(), **self._order.identity()}
 
     def forget(self, step: int) -> None:
-        """Drop the store's rows of positions that ended by a step, once the step's checkpoint exists."""
+        """Drop the store's data of positions that ended at or before a step.
+
+        Args:
+            step: a step with a checkpoint, so that no resume needs the data.
+        """
         self._store.forget(step)
 
     def complete(self, checkpoint: Path, verls: Path) -> None:
@@ -256,9 +265,13 @@ class LaunchTickets:
         """
 
     def finish_run(self) -> None:
-        """Finish the tickets after the checkpoint of the last step. Nothing to do here."""
+        """Finish the tickets after the checkpoint of the last step. This class has nothing to finish."""
 
     def _grant_next(self) -> TicketGrant:
+        """Return the grant of the next ticket number.
+
+        Groups finished by earlier launches come first and are granted with their episodes, then positions to play.
+        """
         if self._handed_over is None:
             self._handed_over = self._store.closed()
         if self._handed_over:
@@ -266,26 +279,31 @@ class LaunchTickets:
         else:
             (lease,) = self._store.lease(1)
         self._ticket_of_position[lease.order] = len(self._lease_of_ticket)
-        self._lease_of_ticket.append(Lease(lease.order, lease.fence))
+        self._lease_of_ticket.append(Lease(lease.order, lease.fence))  # without the episodes, to save memory
         return TicketGrant(lease.order, self._order.task(lease.order), _build_group(lease) if lease.attempts else None)
 
     def _list_closed(self) -> list[Group]:
+        """List the finished groups that this launch sent to the trainer and that no step has taken yet."""
         return [_build_group(lease) for lease in self._store.closed() if lease.order in self._steps]
 
     def _is_too_old(self, group: Group, step: int) -> bool:
-        """True if a group is too old by verl's count.
+        """True if verl has dropped a finished group at a step because of its age.
 
-        A group requested by step N is one step old in step N.
+        By verl's count a group requested by step N is one step old in step N.
         """
         return self._dropped_after is not None and step - self._steps[group.order] + 1 > self._dropped_after
 
 
 def _build_group(lease: Lease) -> Group:
+    """Return the episodes stored under a lease as a group."""
     episodes = [stored.episode for stored in lease.attempts]
     return Group(episodes[0].task, lease.order, episodes)
 
 
 def drop_rows(checkpoint: Path) -> None:
-    """Remove rows from verl's part of a checkpoint: a resumed launch counts them anew."""
+    """Remove the count of taken rows and the queue of untrained rows from a folder that verl saved.
+
+    A resumed launch numbers its rows from 0 again and gets untrained groups from the run's store.
+    """
     (checkpoint / ROWS).unlink(missing_ok=True)
     shutil.rmtree(checkpoint / QUEUE, ignore_errors=True)

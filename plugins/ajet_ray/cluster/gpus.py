@@ -30,9 +30,9 @@ def list_gpus() -> list[Gpu]:
     """List all GPUs of the current machine, or none if nvidia-smi is missing or fails."""
     command = ["nvidia-smi", "--query-gpu=memory.total,memory.used,compute_cap,name", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-        rows = [line.split(",", 3) for line in done.stdout.splitlines() if line.strip()]
-        return [
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        rows = [line.split(",", 3) for line in completed.stdout.splitlines() if line.strip()]
+        return [  # nvidia-smi prints sizes in MiB
             Gpu(int(total) * 2**20, int(used) * 2**20, int(float(cap)), name.strip()) for total, used, cap, name in rows
         ]
     except (OSError, subprocess.SubprocessError, ValueError):  # the command is missing, or reports no GPU
@@ -40,7 +40,10 @@ def list_gpus() -> list[Gpu]:
 
 
 def refuse_busy(wanted: int) -> None:
-    """Raise UserError if fewer than `wanted` GPUs of the machine are free."""
+    """Raise UserError if fewer than `wanted` GPUs of the machine are free, because other processes use the rest.
+
+    A machine without busy GPUs passes, even with fewer GPUs than wanted: others may be on the nodes of a cluster.
+    """
     gpus = list_gpus()
     busy = [number for number, gpu in enumerate(gpus) if gpu.used > BUSY * gpu.total]
     if not busy or len(gpus) - len(busy) >= wanted:

@@ -44,8 +44,10 @@ class RunLeftovers:
     """
 
     def __init__(self) -> None:
-        usual = tempfile.gettempdir()
-        self.folder = Path(tempfile.mkdtemp(prefix="v", dir=usual if len(usual) <= LONGEST else "/tmp"))
+        """Create the temporary folder and start the remover process, which reads names from its standard input."""
+        parent = tempfile.gettempdir()
+        self.folder = Path(tempfile.mkdtemp(prefix="v", dir=parent if len(parent) <= LONGEST else "/tmp"))
+        # -I: the remover needs nothing but Python. A session of its own, so that signals to the run do not end it.
         command = [sys.executable, "-I", __file__]
         self._removing_process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -77,6 +79,7 @@ class RunLeftovers:
                 self._removing_process.wait(ENDED_S)
 
     def _send_line(self, line: str) -> None:
+        """Send a line to the remover. Does nothing if the remover has ended."""
         stream = self._removing_process.stdin
         assert stream is not None
         try:
@@ -89,12 +92,14 @@ class RunLeftovers:
 def list_segments(pid: int) -> Iterator[tuple[str, int]]:
     """Yield name and inode of each randomly named shared-memory segment mapped by a process.
 
-    Segments are matched by inode, because a semaphore is mapped under an earlier name.
+    Yields nothing for a process that has ended or belongs to another user. Segments are matched by inode, because a
+    semaphore is mapped under an earlier name.
     """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:  # the process has ended, or belongs to a user who cannot open our files
         return
+    # Columns of a line: address, permissions, offset, device, inode, path.
     inodes = {int(line.split(maxsplit=5)[4]) for line in lines if FOLDER in line}
     for path in Path(FOLDER).iterdir() if inodes else ():
         if path.name.startswith(RANDOM) and (inode := _read_inode(path)) in inodes:
@@ -102,32 +107,39 @@ def list_segments(pid: int) -> Iterator[tuple[str, int]]:
 
 
 def _read_inode(path: Path) -> int:
+    """Return the inode of a file, or -1, which no file has, if the file does not exist any more."""
     try:
         return path.stat().st_ino
-    except OSError:  # it has just gone
+    except OSError:
         return -1
 
 
 def _remove_leftovers(folder: Path, segments: set[tuple[str, int]]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while (segments or folder.exists()) and time.monotonic() < end:
+    """Remove each segment and the folder as soon as no process uses it, for at most two minutes.
+
+    Args:
+        folder: the temporary folder of the run's processes.
+        segments: (name, inode) of shared-memory segments. Removed ones leave the set.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while (segments or folder.exists()) and time.monotonic() < deadline:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-        free = segments - {segment for pid in pids for segment in list_segments(pid)}
-        for name, inode in free:
+        unmapped = segments - {segment for pid in pids for segment in list_segments(pid)}
+        for name, inode in unmapped:
             path = Path(FOLDER, name)
             if _read_inode(path) == inode:  # another program may have reused the random name
                 path.unlink(missing_ok=True)
-        segments -= free
+        segments -= unmapped
         if not any(_mentions_folder(pid, folder) for pid in pids):
             shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.5 if segments or folder.exists() else 0)
 
 
 def _mentions_folder(pid: int, folder: Path) -> bool:
-    """True if the folder is in a process's environment or arguments."""
-    for kind in ("environ", "cmdline"):
+    """True if the environment or arguments of a process contain the folder's path: then the process may use it."""
+    for proc_file in ("environ", "cmdline"):
         try:
-            if str(folder).encode() in Path(f"/proc/{pid}/{kind}").read_bytes():
+            if str(folder).encode() in Path(f"/proc/{pid}/{proc_file}").read_bytes():
                 return True
         except OSError:  # the process has ended, or belongs to another user
             continue
@@ -135,32 +147,37 @@ def _mentions_folder(pid: int, folder: Path) -> bool:
 
 
 def run_with_leftovers(command: Sequence[str]) -> int:
-    """Run a command to start Ray on a node, with a separate temporary folder.
+    """Run a command that starts Ray on a node, and have its temporary files and shared memory removed at the end.
 
-    Forwards end signals and returns the exit code.
+    SIGINT, SIGTERM and SIGHUP are forwarded to the command. Returns its exit code, or 128 plus the number of the signal
+    that ended it, as shells do.
     """
     with contextlib.closing(RunLeftovers()) as leftovers:
         child = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(leftovers.folder)})
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # respect nohup
                 signal.signal(number, lambda received, _: child.send_signal(received))
         while True:
             try:
-                code = child.wait(POLL_S)
+                code = child.wait(POLL_S)  # negative: minus the number of the signal that ended the command
                 return code if code >= 0 else 128 - code
             except subprocess.TimeoutExpired:
                 leftovers.record_segments()
 
 
 def _run_remover() -> None:
-    first = sys.stdin.readline()
-    if not first.endswith("\n"):  # the writer was killed before its first line
+    """Read the names of leftovers from standard input until it closes, then remove them.
+
+    The first line is the temporary folder, each further line the name and inode of a segment.
+    """
+    folder_line = sys.stdin.readline()
+    if not folder_line.endswith("\n"):  # the writer was killed before its first line
         return
-    folder = Path(first[:-1])
+    folder = Path(folder_line[:-1])
     segments: set[tuple[str, int]] = set()
     for line in sys.stdin:
         name, _, inode = line.partition(" ")
-        if inode.endswith("\n"):  # in an incomplete line the writer was killed
+        if inode.endswith("\n"):  # an incomplete line was cut off by a kill of the writer: ignore it
             segments.add((name, int(inode)))
     _remove_leftovers(folder, segments)
 

@@ -35,7 +35,7 @@ def find_last_line(folder: Path) -> tuple[str, str]:
     if not files:
         return "", ""
     newest = max(files, key=lambda file: file.stat().st_mtime)
-    with newest.open("rb") as log:  # it may be long by now
+    with newest.open("rb") as log:  # a log may be long, so only its end is read
         lines = read_tail(log, _TAIL).decode(errors="replace").strip().splitlines()
     return newest.name, lines[-1].strip()[:_LINE] if lines else ""
 
@@ -56,17 +56,17 @@ def collect_logs(folder: Path, redact: Callable[[str], str]) -> Iterator[None]:
     files: dict[tuple[str, str], IO[str]] = {}
 
     def write(batch: dict[str, Any]) -> None:
-        if batch.get("pid") == "autoscaler":
+        """Append lines of one process to its log file. Ray calls this with each batch of lines from any node."""
+        if batch.get("pid") == "autoscaler":  # Ray's messages about the cluster's size
             return
         role = batch.get("actor_name") or batch.get("task_name") or "ray"
         source = (
-            re.sub(r"0x[0-9a-f]+|\d+$", "", role).strip("-_ "),
+            re.sub(r"0x[0-9a-f]+|\d+$", "", role).strip("-_ "),  # without the number or address of the actor
             f"process {batch.get('pid')} on {batch.get('ip')}",
         )
         if source not in files:
-            rank = sum(
-                role_and_process[0] == source[0] for role_and_process in files
-            )  # processes of one role get numbered files
+            # Processes of one role get numbered files.
+            rank = sum(role_and_process[0] == source[0] for role_and_process in files)
             files[source] = (folder / log_name(folder.parent, source[0], rank)).open("a", buffering=1)
             files[source].write(f"{role}: {source[1]}\n")
         for line in batch["lines"]:

@@ -86,9 +86,10 @@ def connect_to_ray(
     temporary: Path,
     on_wait: Callable[[int, int], None] = lambda found, wanted: None,
 ) -> Iterator[None]:
-    """Connect the process to Ray within the block.
+    """Connect the process to Ray within the block, starting a cluster on this machine if there is no address.
 
     Args:
+        needs: accelerators and CPUs that the cluster must have, and names for messages.
         address: address of an existing cluster, or None to start a new cluster.
         folder: the YAML's folder, copied to other machines.
         environment: environment variables of the run's processes.
@@ -104,32 +105,33 @@ def connect_to_ray(
         raise MissingExtraError("ray", needs.extra, needed_for=needs.needed_for) from problem
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    runtime: dict[str, Any] = {
+    runtime_env: dict[str, Any] = {
         "env_vars": {**QUIET, **_list_plugin_variables(), **environment},
         **build_setup_hook((os.getcwd(), str(folder))),
     }
-    common: Any = {"log_to_driver": True, "logging_level": "ERROR"}
+    init_common: Any = {"log_to_driver": True, "logging_level": "ERROR"}
     if needs.namespace is not None:
-        common["namespace"] = needs.namespace
+        init_common["namespace"] = needs.namespace
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Ray's processes inherit it: a closed terminal ends the run first
     if address is None:
         init_arguments = dict(needs.init)
-        init_arguments.pop("runtime_env", None)
-        runtime["env_vars"] |= {"TMPDIR": str(temporary), COMPILED: os.environ.get(COMPILED, _find_compile_cache())}
-        common |= {"include_dashboard": False, "_temp_dir": str(temporary / "ray")}
+        init_arguments.pop("runtime_env", None)  # replaced by the one built above
+        # The run's temporary folder is removed at the end, so torch's compile cache is placed outside of it.
+        runtime_env["env_vars"] |= {"TMPDIR": str(temporary), COMPILED: os.environ.get(COMPILED, _find_compile_cache())}
+        init_common |= {"include_dashboard": False, "_temp_dir": str(temporary / "ray")}
         try:
-            ray.init(address="local", runtime_env=runtime, **{**common, **init_arguments})
+            ray.init(address="local", runtime_env=runtime_env, **{**init_common, **init_arguments})
         except Exception as problem:  # Ray has no narrower error for a head that does not start in time
             raise RunFailed(
                 f"Ray did not start on this machine: {str(problem).strip().splitlines()[0]}",
                 do=f"start again when the machine is less busy; `{format_command('doctor')}` checks what Ray needs",
             ) from problem
     else:
-        runtime |= {"working_dir": str(folder), "excludes": EXCLUDED}
+        runtime_env |= {"working_dir": str(folder), "excludes": EXCLUDED}  # Ray copies the folder to every node
         try:
-            ray.init(address=address, runtime_env=runtime, **common)
+            ray.init(address=address, runtime_env=runtime_env, **init_common)
         except (ConnectionError, ValueError) as problem:
             raise UserError(
                 f"There is no Ray cluster to join: {str(problem).strip().splitlines()[0]}",
@@ -150,14 +152,17 @@ def connect_to_ray(
 
 
 def _find_compile_cache() -> str:
-    """Return torch's default cache folder, outside the run's temporary folder."""
+    """Return torch's default folder for its compile cache, which outlives the run and serves the next one."""
     return os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
 
 
 def wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], None]) -> None:
-    """Wait until the cluster has the accelerators of the run. Raise UserError if they or the CPUs are too few.
+    """Wait up to ten minutes until the cluster has the accelerators that the run needs.
+
+    Raises UserError if accelerators are still missing then, or if Ray has too few CPUs.
 
     Args:
+        needs: accelerators and CPUs that the run needs, and names for messages.
         own: True if the run started the cluster: then nothing can join, and the function does not wait.
         on_wait: called with the numbers of found and wanted accelerators, on each change.
     """
@@ -165,10 +170,10 @@ def wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], N
 
     demand, resource = needs.demand, needs.resource
     required = demand.accelerators
-    end = time.monotonic() + (0 if own else PATIENCE_S)
-    reported = -1
+    deadline = time.monotonic() + (0 if own else PATIENCE_S)
+    reported = -1  # number of accelerators passed to `on_wait` last
     while (available := int(ray.cluster_resources().get(resource, 0))) < required:
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             raise UserError(
                 f"The run needs {required} {resource}s ({demand}), but Ray has {available}.",
                 where="ajet.trainer_common.nnodes and n_gpus_per_node"
@@ -218,7 +223,11 @@ def build_setup_hook(folders: Iterable[str]) -> dict[str, Any]:
 
 
 def load_own_package() -> None:
-    """Import ajet from the driver's folder in a new Ray process, before any task changes `sys.path`."""
+    """Import the driver's package ajet in a new Ray process.
+
+    It must be imported before the first task, whose working directory may hold another package of this name and becomes
+    the first entry of `sys.path`.
+    """
     sys.path.insert(0, ROOT)
     import_module("ajet")
     sys.path.remove(ROOT)
@@ -229,22 +238,27 @@ _PLUGINS_PATIENCE_S = 300.0
 
 
 def require_same_plugins() -> None:
-    """Raise UserError for a node of the cluster with plug-ins different from the driver's."""
+    """Raise UserError for a node of the cluster with plug-ins different from those of this process.
+
+    Each node runs a task that lists its plug-ins with their versions.
+    """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    listing = ray.remote(num_cpus=0, max_retries=0)(list_versions)
-    listings = []
+    list_on_node = ray.remote(num_cpus=0, max_retries=0)(list_versions)
+    pending_versions = []
     for node in ray.nodes():
         if node["Alive"]:
             on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            listings.append((node["NodeManagerHostname"], listing.options(scheduling_strategy=on_node).remote()))
-    local = list_versions()
-    for name, versions in listings:
+            pending_versions.append(
+                (node["NodeManagerHostname"], list_on_node.options(scheduling_strategy=on_node).remote())
+            )
+    driver_versions = list_versions()
+    for name, pending in pending_versions:
         try:
-            remote = ray.get(versions, timeout=_PLUGINS_PATIENCE_S)
-            difference = describe_difference(local, remote)
-        except ray.exceptions.RayError as problem:  # no ajet there, or another one
+            node_versions = ray.get(pending, timeout=_PLUGINS_PATIENCE_S)
+            difference = describe_difference(driver_versions, node_versions)
+        except ray.exceptions.RayError as problem:  # the node has no ajet, or another version of it
             difference = f"the node's plug-ins cannot be listed: {read_last_line(problem)}"
         if difference:
             raise UserError(
@@ -255,7 +269,7 @@ def require_same_plugins() -> None:
 
 
 def describe_difference(own: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """Describe how a node's plug-ins differ from the driver's, or return "" if they are equal.
+    """Describe in one line how a node's plug-ins differ from the driver's, or return "" if they are equal.
 
     Args:
         own: version of each plug-in of the driver, by name.
@@ -264,11 +278,19 @@ def describe_difference(own: Mapping[str, str], found: Mapping[str, str]) -> str
     return "; ".join(_list_differences(own, found))
 
 
-def _list_differences(own: Mapping[str, str], found: Mapping[str, str]) -> Iterator[str]:
-    if missing := sorted(set(own) - set(found)):
+def _list_differences(driver: Mapping[str, str], node: Mapping[str, str]) -> Iterator[str]:
+    """Yield a phrase for each difference: plug-ins missing on the node, other versions, plug-ins only on the node.
+
+    Args:
+        driver: version of each plug-in of the driver, by name. "" if the version is unknown.
+        node: version of each plug-in of the node, by name.
+    """
+    if missing := sorted(set(driver) - set(node)):
         yield f"{', '.join(missing)} cannot be loaded on the node"
-    for name in sorted(set(own) & set(found)):
-        if own[name] != found[name]:
-            yield f"{name} has version {found[name] or 'unknown'} on the node, {own[name] or 'unknown'} on this machine"
-    if further := sorted(set(found) - set(own)):
-        yield f"{', '.join(further)} only on the node"
+    for name in sorted(set(driver) & set(node)):
+        if driver[name] != node[name]:
+            yield (
+                f"{name} has version {node[name] or 'unknown'} on the node, {driver[name] or 'unknown'} on this machine"
+            )
+    if additional := sorted(set(node) - set(driver)):
+        yield f"{', '.join(additional)} only on the node"

@@ -12,7 +12,11 @@ LOW_MEMORY = "running low on memory"
 
 
 def read_last_line(problem: Exception) -> str:
-    """Return the last nonempty line of an error's text, or the name of its type if the text is empty."""
+    """Return the last nonempty line of an error's text, or the name of its type if the text is empty.
+
+    If lines report that the node ran low on memory, the last of these is returned, since it says why Ray killed a
+    process.
+    """
     lines = [line for line in str(problem).splitlines() if line.strip()]
     lines = [line for line in lines if LOW_MEMORY in line] or lines
     return lines[-1].strip() if lines else type(problem).__name__

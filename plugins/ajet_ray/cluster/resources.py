@@ -29,7 +29,7 @@ class Demand:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Demand:
-        """Compute the demand from verl's `config`."""
+        """Compute the demand from verl's `config`: the trainer's nodes, and those of separate inference servers."""
         trainer, rollout = config["trainer"], config["actor_rollout_ref"]["rollout"]
         is_separate = trainer["v1"]["trainer_mode"] == SEPARATE
         return cls(
@@ -55,9 +55,10 @@ class Demand:
     @property
     def cpus(self) -> int:
         """Ray CPUs of the run. They are slots for processes that mostly wait, not cores."""
-        training, serving = (nodes * each for nodes, each in (self.training, self.serving))
+        training, serving = (nodes * per_node for nodes, per_node in (self.training, self.serving))
         return CPUS + CPUS_A_TRAINING * training + CPUS_A_SERVING * serving
 
     def __str__(self) -> str:
+        """Return the accelerators as text for an error message, such as "2 × 8 to train, 1 × 8 to serve"."""
         serving = f" to train, {self.serving[0]} × {self.serving[1]} to serve" if self.serving[0] else ""
         return f"{self.training[0]} × {self.training[1]}{serving}"

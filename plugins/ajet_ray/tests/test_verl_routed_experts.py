@@ -221,7 +221,7 @@ def test_lost_experts_refuse_the_rows(played):
     episode, _ = played
     group = drop_experts(Group(episode.task, 0, [episode]))
     assert build_rows(group.episodes[0], group_order=0)
-    with pytest.raises(ValueError, match="its experts are gone with the process that played it"):
+    with pytest.raises(ValueError, match="its routed experts were lost with the process that ran it"):
         build_rows(group.episodes[0], group_order=0, routed_shape=SHAPE)
 
 
