@@ -264,14 +264,14 @@ class StoreTickets(LaunchTickets):
         The first call also computes them for the launch's first weights, for servers that have loaded no update yet.
         """
         staleness_limit = self._run.experiment.ajet.trainer_common.max_staleness
-        kept_versions = BACKLOG if staleness_limit is None else staleness_limit + 1
+        version_count = BACKLOG if staleness_limit is None else staleness_limit + 1
         with self._announcer.alive(lambda: self._trained_step):
             if not self._probe.logprobs and self._saved_step > self._first_step:
                 self._probe = self._probe.add_version(
-                    self._first_step, self._probes.score_text(self._find_first_weights()), keep=kept_versions
+                    self._first_step, self._probes.score_text(self._find_first_weights()), keep=version_count
                 )
             self._probe = self._probe.add_version(
-                self._saved_step, self._probes.score_text(self._find_weights()), keep=kept_versions
+                self._saved_step, self._probes.score_text(self._find_weights()), keep=version_count
             )
         self._announcer.changed()  # the next announcement is sent even if nothing but the probe differs
 
