@@ -14,16 +14,29 @@ from ajet.store.contract import Lease
 from ajet.store.shared import EXPIRED
 
 WAITING = "waiting"
+"""No process leases the position, but one did before."""
 RUNNING = "running"
+"""A process leases the position."""
 CLOSED = "completed"
+"""The position's group is complete, and a training step may use it."""
 OVER = "over"
+"""No further step uses the position."""
 DEAD = "dead"
+"""The position is given up, because its attempts failed too often or an episode must not be trained on."""
 MADE, FREE = "made", "free"
 """States of positions that were never leased: a MADE one cannot be leased yet, a FREE one can."""
 NEVER_HAD = (MADE, FREE)
 Document = dict[str, Any]
 Update = list[Mapping[str, Any]]
-_NOTHING: Document = {"whole": False, "reasons": [], "ends": [], "uses": [], "scores": [], "num_samples": 0, "fence": 0}
+_DEFAULTS: Document = {
+    "whole": False,
+    "reasons": [],
+    "ends": [],
+    "uses": [],
+    "scores": [],
+    "num_samples": 0,
+    "fence": 0,
+}
 
 
 def match_lease(lease: Lease) -> Document:
@@ -32,8 +45,8 @@ def match_lease(lease: Lease) -> Document:
 
 
 def build_deadline(seconds: float) -> Document:
-    """Return the fields of a position whose lease ends after `seconds` from now on."""
-    return {"until": {"$add": ["$$NOW", int(1000 * seconds)]}, "seconds": seconds}
+    """Return the fields of a position whose lease ends `seconds` from now, by the server's clock."""
+    return {"until": {"$add": ["$$NOW", int(1000 * seconds)]}, "seconds": seconds}  # MongoDB adds milliseconds
 
 
 def build_claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
@@ -45,8 +58,9 @@ def build_claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
         seconds: duration of the lease.
         mark: unique text of this claim, by which a claim with a lost answer is recognised.
     """
-    with_defaults = {name: {"$ifNull": [f"${name}", value]} for name, value in _NOTHING.items()}
-    mine = {
+    # A new document has no fields yet, so missing ones are set first.
+    with_defaults = {name: {"$ifNull": [f"${name}", value]} for name, value in _DEFAULTS.items()}
+    lease_fields = {
         "status": RUNNING,
         "holder": {"$literal": holder},
         "trainer": trainer,
@@ -56,7 +70,7 @@ def build_claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
         "since": "$$NOW",
         **build_deadline(seconds),
     }
-    return [{"$set": with_defaults}, {"$set": mine}]
+    return [{"$set": with_defaults}, {"$set": lease_fields}]
 
 
 def match_available(floor: int, below: int | None) -> Document:
@@ -68,17 +82,17 @@ def match_available(floor: int, below: int | None) -> Document:
     """
     if below is None:
         return {"status": {"$in": [WAITING, FREE]}, "_id": {"$gte": floor}}
-    fresh = {"status": FREE, "_id": {"$gte": floor, "$lt": below}}
-    return {"$or": [{"status": WAITING, "_id": {"$gte": floor}}, fresh]}
+    match_free = {"status": FREE, "_id": {"$gte": floor, "$lt": below}}
+    return {"$or": [{"status": WAITING, "_id": {"$gte": floor}}, match_free]}
 
 
 def match_expired() -> Document:
-    """Match positions whose lease by a sampler has expired.
+    """Match positions whose lease by a process other than the trainer has expired.
 
-    A deadline too far ahead counts as expired, too: the server's clock was set back.
+    A deadline more than two lease times ahead counts as expired, too: the server's clock was set back.
     """
-    ahead = {"$add": ["$$NOW", {"$multiply": [2000, {"$max": ["$seconds", 1]}]}]}
-    is_expired = {"$or": [{"$lt": ["$until", "$$NOW"]}, {"$gt": ["$until", ahead]}]}
+    latest_plausible = {"$add": ["$$NOW", {"$multiply": [2000, {"$max": ["$seconds", 1]}]}]}  # milliseconds
+    is_expired = {"$or": [{"$lt": ["$until", "$$NOW"]}, {"$gt": ["$until", latest_plausible]}]}
     return {"status": RUNNING, "trainer": 0, "$expr": is_expired}
 
 
@@ -100,7 +114,7 @@ def record_failure(reason: str, limit: int) -> Update:
     """
     state = {"$cond": [{"$lt": [{"$size": "$reasons"}, limit]}, WAITING, DEAD]}
     reasons = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
-    return [{"$set": {"reasons": reasons}}, {"$set": {"status": state}}]
+    return [{"$set": {"reasons": reasons}}, {"$set": {"status": state}}]  # the second stage sees the new reason
 
 
 def mark_dead(reason: str) -> Update:
@@ -120,7 +134,11 @@ def match_record(order: int, record: str) -> Document:
 
 
 def record_expiry(limit: int) -> Update:
-    """Return the update after a lease expired, which counts as a failed attempt."""
+    """Return the update after a lease expired, which counts as a failed attempt.
+
+    Args:
+        limit: number of failed attempts after which a position is not leased any more.
+    """
     return record_failure(EXPIRED, limit)
 
 
@@ -132,16 +150,17 @@ def build_put(lease: Lease, ends: Sequence[Mapping[str, Any]], about: Mapping[st
         about: fields about the task.
         seconds: duration of the lease from now on.
     """
-    mine = {"$and": [{"$eq": ["$status", RUNNING]}, {"$eq": ["$fence", lease.fence]}]}
-    new = {
+    # The conditions are part of the update, because it is applied by `$merge`, which has no filter.
+    is_lease_valid = {"$and": [{"$eq": ["$status", RUNNING]}, {"$eq": ["$fence", lease.fence]}]}
+    new_ends = {
         "$filter": {
             "input": {"$literal": list(ends)}, "as": "end", "cond": {"$not": {"$in": ["$$end.uuid", "$ends.uuid"]}}
         }
     }  # fmt: skip
     task_fields = {name: {"$literal": value} for name, value in about.items()}
-    grown = {"ends": {"$concatArrays": ["$ends", new]}, **build_deadline(seconds), **task_fields}
-    changed = {name: {"$cond": [mine, value, f"${name}"]} for name, value in grown.items()}
-    return [{"$set": changed}, {"$set": {"scores": {"$cond": [mine, "$ends.score", "$scores"]}}}]
+    new_fields = {"ends": {"$concatArrays": ["$ends", new_ends]}, **build_deadline(seconds), **task_fields}
+    changed = {name: {"$cond": [is_lease_valid, value, f"${name}"]} for name, value in new_fields.items()}
+    return [{"$set": changed}, {"$set": {"scores": {"$cond": [is_lease_valid, "$ends.score", "$scores"]}}}]
 
 
 def build_use(of: str, step: int, reason: str | None) -> Update:
@@ -168,15 +187,25 @@ def build_reuse(of: str, step: int) -> Update:
 
 
 def match_use(of: str, step: int) -> Document:
-    """Match positions whose group the step used or discarded in the commit `of`."""
+    """Match positions whose group a step used or discarded.
+
+    Args:
+        of: name of the commit (set of uses between two checkpoints) to which the use belongs.
+        step: training step.
+    """
     return {"uses": {"$elemMatch": {"of": of, "step": step}}}
 
 
 def undo_use(of: str, step: int) -> Update:
-    """Return the update that removes the use by this commit and step, and restores the position's state before it."""
-    this = {"$and": [{"$eq": ["$$use.of", of]}, {"$eq": ["$$use.step", step]}]}
-    rest = {"$filter": {"input": "$uses", "as": "use", "cond": {"$not": this}}}
-    return [{"$set": {"status": "$was", "uses": rest}}]
+    """Return the update that removes a step's use of a position, and restores the position's state before it.
+
+    Args:
+        of: name of the commit (set of uses between two checkpoints) to which the use belongs.
+        step: training step.
+    """
+    is_this_use = {"$and": [{"$eq": ["$$use.of", of]}, {"$eq": ["$$use.step", step]}]}
+    other_uses = {"$filter": {"input": "$uses", "as": "use", "cond": {"$not": is_this_use}}}
+    return [{"$set": {"status": "$was", "uses": other_uses}}]  # `was` was written with the use
 
 
 def reopen_position() -> Update:
@@ -188,8 +217,8 @@ def reopen_position() -> Update:
 
 
 def match_last_use(names: Iterable[str]) -> Document:
-    """Match a list of uses with a final one by any of these commits.
+    """Match a list of uses (the field `uses` of a position) with a final one in any of these commits.
 
-    After a final use no step uses the group again.
+    After a final use no step uses the group any more.
     """
     return {"$elemMatch": {"of": {"$in": list(names)}, "again": {"$ne": True}}}

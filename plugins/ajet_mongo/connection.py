@@ -66,6 +66,7 @@ class MongoConnection:
             raise MissingExtraError("pymongo", "mongo", needed_for="A store in MongoDB") from error
         self.shown = f"{replace_secret_shapes(uri.rstrip('/'), '…')}/{database}"
         self.outage = Outage(self.shown, patience)
+        # An answer must not take longer than an operation is retried. At least 0.1 s, since 0 means no limit.
         answer_ms = int(min(ANSWER_MS, 1000 * max(patience if later is None else later, 0.1)))
         options: dict[str, Any] = {"appname": "ajet", "connectTimeoutMS": 5000, "socketTimeoutMS": answer_ms}
         options["serverSelectionTimeoutMS"] = int(1000 * min(patience, 5.0))
@@ -95,7 +96,11 @@ class MongoConnection:
         return self.run_operation(operation, self.quick)
 
     def send_unacknowledged(self, operation: Callable[[Database[dict[str, Any]]], None]) -> None:
-        """Send writes without waiting for an answer. The caller checks the success later."""
+        """Send writes without waiting for an answer.
+
+        A refusal is not reported, so the caller must check later that the documents exist. Sending is retried during an
+        outage.
+        """
         self.run_operation(operation, self._unacknowledged)
 
     def find(
@@ -127,12 +132,18 @@ class MongoConnection:
         return self.run_durable(lambda base: base[name].update_many(wanted, change).matched_count)
 
     def find_with_ages(self, name: str, wanted: Mapping[str, Any], *times: str) -> list[dict[str, Any]]:
-        """Find documents with the seconds since each of the `times`, by the server's clock, as `TIME_age`."""
+        """Find documents of a collection, each with the age of some of its times.
+
+        Args:
+            name: name of the collection.
+            wanted: filter.
+            times: names of date fields. A document gets a field `TIME_age` for each: seconds by the server's clock.
+        """
         ages = {f"{time}_age": {"$divide": [{"$subtract": ["$$NOW", f"${time}"]}, 1000]} for time in times}
         return self.run_durable(lambda base: list(base[name].aggregate([{"$match": wanted}, {"$addFields": ages}])))
 
     def close(self) -> None:
-        """Close the client, and let operations that wait for the server fail."""
+        """Close the client. Operations of other threads that wait for the server fail."""
         self.outage.close()
         self._client.close()
 
@@ -148,7 +159,7 @@ class MongoConnection:
             return operation(base)
         except AutoReconnect as error:  # pymongo also raises this if it finds no server
             raise self._make_unreachable_error(error) from error
-        except InvalidOperation as error:
+        except InvalidOperation as error:  # pymongo raises it for a closed client, and for errors in our calls
             if not self.outage.is_closing:
                 raise
             raise self._make_unreachable_error(error) from error
@@ -170,9 +181,16 @@ class MongoConnection:
     def _make_unreachable_error(
         self, error: Exception, what: str = "The MongoDB server of the store does not answer"
     ) -> StoreUnreachableError:
+        """Build the error after which the operation is retried, and which the user sees if no retry succeeds."""
         return StoreUnreachableError(**self._describe_failure(error, what))
 
     def _describe_failure(self, error: Exception, what: str) -> dict[str, str]:
+        """Return the texts of an error screen.
+
+        Args:
+            error: pymongo's error, shown without its long description of timeouts and servers.
+            what: what happened, as a sentence without a full stop.
+        """
         return {
             "what": f"{what}: {re.split(r' [(]configured|, Timeout', str(error))[0]}.",
             "where": self.shown,

@@ -29,11 +29,12 @@ LARGEST = 8 << 20
 SHOWN = 2000
 """Maximum number of characters of a task's text in its position's document; the episode's record has the full text."""
 MARK = "＄"
+"""Prefix of a stored key that begins with `$` or with this character, since MongoDB gives `$` keys a meaning."""
 READY, ABANDONED = "ready", "abandoned"
 """States of a record (main document of an episode): trainable, or ended without being trainable."""
 _VECTOR, _FLOAT32 = 9, bytes([0x27, 0])
 """BSON's subtype of a vector, and the header of a float32 vector."""
-_OF_ROWS = {"scorer": "scorer", "answer_schema": "answer_schema", "answer": "task_answer"}
+_METADATA_FIELDS = {"scorer": "scorer", "answer_schema": "answer_schema", "answer": "task_answer"}
 """Maps optional keys of a task's metadata to the names that AgentRL gives them in a position's document."""
 _REQUEST = (
     *("messages", "tools", "agent", "target", "trained", "temperature", "terms", "stop"),
@@ -63,18 +64,24 @@ def build_documents(entry: Kept, name: str, lease: Lease, redact: Redactor, *, a
         redact: removes secrets.
         as_text: True to store the episode as compressed JSON, because the server refused the readable form.
     """
-    row, arrays = encode(entry.episode)
-    line = redact.row(row)
-    row = json.loads(line)
-    packed = zlib.compress(arrays, 1)
-    about = {"_id": name, **_build_about(entry.episode, row, lease), "alone": entry.alone, "ended_by": entry.ended_by}
-    about["digest"] = _digest_row(lease.order, entry.episode.uuid, entry.alone, entry.ended_by, row, arrays)
+    json_values, arrays = encode(entry.episode)
+    line = redact.row(json_values)
+    json_values = json.loads(line)
+    packed_arrays = zlib.compress(arrays, 1)
+    about = {
+        "_id": name,
+        **_build_about(entry.episode, json_values, lease),
+        "alone": entry.alone,
+        "ended_by": entry.ended_by,
+    }
+    about["digest"] = _digest_row(lease.order, entry.episode.uuid, entry.alone, entry.ended_by, json_values, arrays)
     if not as_text:
-        native = _build_native(about, row, packed, line, entry.episode.calls)
+        native = _build_native(about, json_values, packed_arrays, line, entry.episode.calls)
         if native is not None and all(map(_is_storable, (*native.calls, *native.data, native.record))):
             return native
-    blobs = _split_chunks(name, "row", zlib.compress(json.dumps(row).encode()))
-    blobs += _split_chunks(name, "arrays", packed)
+    # Some value cannot be a field of a document: store everything as compressed JSON.
+    blobs = _split_chunks(name, "row", zlib.compress(json.dumps(json_values).encode()))
+    blobs += _split_chunks(name, "arrays", packed_arrays)
     return Documents(blobs, record={**about, "traj": [], "as_text": True, "blobs": len(blobs)})
 
 
@@ -98,44 +105,57 @@ def parse_documents(
         AlteredEpisodeError: the documents were changed since they were written.
         ValueError: documents are missing or malformed.
     """
-    parts = {kind: _join_chunks(blobs, kind) for kind in ("row", "arrays")}
-    packed = bytes(record["arrays"]) if "arrays" in record else parts["arrays"]
+    joined_blobs = {kind: _join_chunks(blobs, kind) for kind in ("row", "arrays")}
+    packed_arrays = bytes(record["arrays"]) if "arrays" in record else joined_blobs["arrays"]
     if record.get("as_text"):
-        row = json.loads(zlib.decompress(parts["row"]))
+        json_values = json.loads(zlib.decompress(joined_blobs["row"]))
     else:
-        row = {**record["meta"], "messages": record["traj"], "tools": record["tools"]}
-        row["calls"] = [{**call["request"], **call["response"]} for call in sorted(calls, key=_read_index)]
-        row["timelines"] = [each["timeline"] for each in sorted(data, key=_read_index)]
+        json_values = {**record["meta"], "messages": record["traj"], "tools": record["tools"]}
+        json_values["calls"] = [{**call["request"], **call["response"]} for call in sorted(calls, key=_read_index)]
+        json_values["timelines"] = [sequence["timeline"] for sequence in sorted(data, key=_read_index)]
         if record.get("marked"):
-            row = _unmark_keys(row)
-        if (len(row["calls"]), len(row["timelines"])) != (record["calls"], record["timelines"]):
+            json_values = _unmark_keys(json_values)
+        if (len(json_values["calls"]), len(json_values["timelines"])) != (record["calls"], record["timelines"]):
             raise ValueError(f"the database lacks some of the documents of the episode {record['_id']}")
-    alone, ended_by, arrays = record["alone"], record["ended_by"], zlib.decompress(packed)
-    if record.get("digest") != _digest_row(order, record["traj_id"], alone, ended_by, row, arrays):
+    alone, ended_by, arrays = record["alone"], record["ended_by"], zlib.decompress(packed_arrays)
+    if record.get("digest") != _digest_row(order, record["traj_id"], alone, ended_by, json_values, arrays):
         raise AlteredEpisodeError
-    return Kept(decode(row, arrays), alone, ended_by)
+    return Kept(decode(json_values, arrays), alone, ended_by)
 
 
 def _digest_row(order: int, uuid: str, alone: bool, ended_by: str, row: Document, arrays: bytes) -> str:
-    line = json.dumps(row, sort_keys=True).encode()  # MongoDB keeps keys in no order
+    """Return the digest by which a reader detects that an episode was changed in the database.
+
+    Args:
+        order: the position of the episode's task.
+        alone: True if the episode belongs to no group.
+        ended_by: name of the sampler, or on a server the cause of the episode's end.
+        row: the episode as JSON values.
+        arrays: the episode's arrays, uncompressed.
+    """
+    line = json.dumps(row, sort_keys=True).encode()  # sorted, because MongoDB does not preserve the order of keys
     return digest_episode(order, uuid, alone, ended_by, line, arrays)
 
 
 def describe_task(episode: Episode, redact: Redactor, count: int | None = None) -> Document:
-    """Return the fields about the task for a position's document.
+    """Return the fields about the task for a position's document, for readers of the database.
+
+    Texts are redacted and cut after 2,000 characters, and metadata that is no text is left out.
 
     Args:
         count: number of tasks per epoch, or None if unknown.
     """
-    row: Document = {"system_prompt": _find_system_prompt(episode)}
-    row |= {name: episode.task.metadata.get(key) for key, name in _OF_ROWS.items()}
+    optional_texts: Document = {"system_prompt": _find_system_prompt(episode)}
+    optional_texts |= {name: episode.task.metadata.get(key) for key, name in _METADATA_FIELDS.items()}
     return {
         "tid": redact(_clean_text(episode.task.task_id)),
         "split": episode.split,
         **({"epoch": episode.order // count} if count and episode.order >= 0 else {}),
         "env_type": redact(_clean_text(episode.task.env_type)),
         "description": redact(_clean_text(episode.task.main_query))[:SHOWN],
-        **{name: redact(_clean_text(value))[:SHOWN] for name, value in row.items() if isinstance(value, str)},
+        **{
+            name: redact(_clean_text(value))[:SHOWN] for name, value in optional_texts.items() if isinstance(value, str)
+        },
     }
 
 
@@ -147,12 +167,18 @@ def _find_system_prompt(episode: Episode) -> str | None:
 
 
 def read_score(episode: Episode) -> float | None:
-    """Return the reward of the episode's verdict, or None."""
+    """Return the reward of an episode as a float, or None for an episode without a reward."""
     return None if episode.reward is None else float(episode.reward)
 
 
 def _build_about(episode: Episode, row: Mapping[str, Any], lease: Lease) -> Document:
-    states = {"completed": "completed", "failed": "failed"}
+    """Return the record fields by which other readers of the database select episodes.
+
+    Args:
+        row: the episode as JSON values, without secrets.
+        lease: the lease under which the episode is written.
+    """
+    states = {"completed": "completed", "failed": "failed"}  # of an unscored episode
     return {
         "traj_id": episode.uuid,
         "task": lease.order,
@@ -168,12 +194,20 @@ def _build_about(episode: Episode, row: Mapping[str, Any], lease: Lease) -> Docu
 
 
 def _build_native(
-    about: Document, row: dict[str, Any], packed: bytes, line: str, played: Sequence[Call]
+    about: Document, row: dict[str, Any], packed_arrays: bytes, line: str, episode_calls: Sequence[Call]
 ) -> Documents | None:
-    """Return the documents of an episode with its fields as MongoDB fields, so that queries can select by them."""
+    """Return the documents of an episode with its fields as MongoDB fields, so that queries can select by them.
+
+    Args:
+        about: fields of the record that are the same in every form.
+        row: the episode as JSON values.
+        packed_arrays: the episode's arrays, compressed.
+        line: `row` as JSON text.
+        episode_calls: the episode's model calls, whose log-probabilities are shown to other readers.
+    """
     name, score = about["_id"], about["score"]
-    marked = '"$' in line or f'"{MARK}' in line
-    if marked:
+    has_marked_keys = '"$' in line or f'"{MARK}' in line
+    if has_marked_keys:
         row = _mark_keys(row)
     calls = [
         {
@@ -191,6 +225,7 @@ def _build_native(
         }
         for number, call in enumerate(row["calls"])
     ]
+    # A span is (index of the call, ...): a part of the sequence that this call sampled.
     data = [
         {
             "_id": f"{name}/{number}",
@@ -202,26 +237,26 @@ def _build_native(
             "created_at_step": {
                 str(span[0]): calls[span[0]]["created_at_step"] for span in timeline["spans"]
             },
-            "logprobs": {str(span[0]): _pack_vector(played[span[0]].logprobs) for span in timeline["spans"]},
+            "logprobs": {str(span[0]): _pack_vector(episode_calls[span[0]].logprobs) for span in timeline["spans"]},
             "reward": score,
             "timeline": timeline,
         }
         for number, timeline in enumerate(row["timelines"])
     ]  # fmt: skip
-    separate = {"messages", "tools", "calls", "timelines"}
+    stored_separately = {"messages", "tools", "calls", "timelines"}
     record = {
         **about,
         "traj": row["messages"],
         "tools": row["tools"],
         "calls": len(calls),
         "timelines": len(data),
-        "meta": {name: value for name, value in row.items() if name not in separate},
+        "meta": {name: value for name, value in row.items() if name not in stored_separately},
     }
-    if marked:
+    if has_marked_keys:
         record["marked"] = True
-    if len(packed) <= LARGEST // 2:
-        return Documents([], calls, data, {**record, "arrays": packed, "blobs": 0})
-    blobs = _split_chunks(name, "arrays", packed)
+    if len(packed_arrays) <= LARGEST // 2:  # the arrays fit into the record together with the messages
+        return Documents([], calls, data, {**record, "arrays": packed_arrays, "blobs": 0})
+    blobs = _split_chunks(name, "arrays", packed_arrays)
     return Documents(blobs, calls, data, {**record, "blobs": len(blobs)})
 
 
@@ -233,10 +268,12 @@ def _pack_vector(numbers: Floats) -> Any:
 
 
 def _list_dialog(leaf: Mapping[str, Any]) -> list[int]:
+    """Return the indices of the messages of a sequence: those of its last call's request, and the call's reply."""
     return [*leaf["messages"], *([] if leaf["reply"] is None else [leaf["reply"]])]
 
 
 def _is_storable(document: Document) -> bool:
+    """True if a document can be encoded as BSON and has at most 8 MiB."""
     import bson
     from bson.errors import BSONError
 
@@ -247,6 +284,12 @@ def _is_storable(document: Document) -> bool:
 
 
 def _split_chunks(name: str, kind: str, packed: bytes) -> list[Document]:
+    """Return documents of at most 8 MiB that together hold some bytes; one document for no bytes.
+
+    Args:
+        name: name of the episode's record.
+        kind: "row" (JSON values) or "arrays".
+    """
     starts = range(0, max(len(packed), 1), LARGEST)
     return [
         {
@@ -261,6 +304,7 @@ def _split_chunks(name: str, kind: str, packed: bytes) -> list[Document]:
 
 
 def _join_chunks(blobs: Iterable[Document], kind: str) -> bytes:
+    """Return the bytes that documents of a kind ("row" or "arrays") hold together, or b"" without such documents."""
     return b"".join(bytes(blob["data"]) for blob in sorted(blobs, key=_read_index) if blob["kind"] == kind)
 
 
@@ -269,21 +313,27 @@ def _read_index(document: Document) -> int:
 
 
 def _mark_keys(value: Any) -> Any:
+    """Return JSON values with a prefix before each key that begins with `$`, since MongoDB gives it a meaning.
+
+    Keys that begin with the prefix get another one, so that `_unmark_keys` restores every key.
+    """
     if isinstance(value, dict):
-        return {f"{MARK}{key}" if key[:1] in ("$", MARK) else key: _mark_keys(each) for key, each in value.items()}
+        return {f"{MARK}{key}" if key[:1] in ("$", MARK) else key: _mark_keys(item) for key, item in value.items()}
     return [_mark_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def _unmark_keys(value: Any) -> Any:
+    """Return JSON values without the prefixes added by `_mark_keys`."""
     if isinstance(value, dict):
-        return {key[1:] if key[:1] == MARK else key: _unmark_keys(each) for key, each in value.items()}
+        return {key[1:] if key[:1] == MARK else key: _unmark_keys(item) for key, item in value.items()}
     return [_unmark_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def _clean_text(text: str) -> str:
+    """Return a text with invalid Unicode (lone surrogates), which BSON cannot store, replaced by question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _to_date(seconds: float) -> datetime | None:
-    """Convert seconds since the epoch to a date, or to None if they are implausible."""
+    """Convert seconds since the epoch to a date, or to None if the date is not between 1970 and 2096."""
     return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < 4e9 else None

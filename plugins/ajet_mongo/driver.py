@@ -57,25 +57,36 @@ class MongoDriver:
         return MongoStore(address.uri, address.database, opener, login=credentials())
 
     def check(self, address: Address, *, made: Path | None = None) -> None:
+        """Raise UserError if the database cannot be used as a store. Creates nothing.
+
+        Args:
+            made: only stores in files use this.
+        """
         check_database(address.uri, address.database, login=credentials())
 
     def read(self, address: Address) -> MongoReading:
-        """Open the store read-only."""
+        """Open the store read-only. Raises UserError if there is no store at the address."""
         return MongoReading(address.uri, address.database, credentials())
 
     def survey(self, address: Address) -> list[Finding]:
+        """Check server and store for `ajet doctor`. An unreachable server is a finding, not an error."""
         try:
             return survey_server(address.uri, address.database, credentials())
         except UserError as error:
             return [Finding("server", "problem", error.what, error.do or error.expected)]
 
     def find_leftovers(self, address: Address, *, remove: bool = False) -> StoreLeftovers:
+        """Return number and size of the documents that killed processes have left in the database.
+
+        Args:
+            remove: True to remove them, too.
+        """
         database = MongoLeftovers(address.uri, address.database, credentials())
         try:
-            unnamed, without = database.find_leftovers()
-            leftovers = StoreLeftovers(len(unnamed) + len(without), database.size([*unnamed, *without]))
+            unreferenced, missing = database.find_leftovers()
+            leftovers = StoreLeftovers(len(unreferenced) + len(missing), database.size([*unreferenced, *missing]))
             if remove:
-                database.remove(unnamed, without)
+                database.remove(unreferenced, missing)
             return leftovers
         finally:
             database.close()
@@ -97,6 +108,7 @@ class MongoLeftovers:
     """
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
+        """Create the connection. `login` is user and password, or None."""
         self.link = MongoConnection(uri, database, login, patience=LEFTOVERS_PATIENCE)
         self._records = EpisodeRecords(self.link, SHAPES_ONLY)
 
@@ -113,6 +125,7 @@ class MongoLeftovers:
         """
         if not self.link.find(LEDGER, {**THE_LEDGER, "version": VERSION}, {"_id": 1}):
             return [], []
+        # Group the parts by the name of their record, and leave the names for which no record exists.
         record_lookup: dict[str, Any] = {"from": RECORD, "localField": "_id", "foreignField": "_id", "as": "at"}
         pipeline: list[dict[str, Any]] = [
             {"$group": {"_id": "$record"}},
@@ -120,21 +133,21 @@ class MongoLeftovers:
             {"$lookup": {**record_lookup, "pipeline": [{"$project": {"_id": 1}}]}},
             {"$match": {"at": []}},
         ]
-        without = {
-            each["_id"]
+        missing_records = {
+            row["_id"]
             for name in (CALL, DATA, BLOB)
-            for each in self.link.run_durable(lambda base, name=name: list(base[name].aggregate(pipeline)))  # type: ignore[misc]
+            for row in self.link.run_durable(lambda base, name=name: list(base[name].aggregate(pipeline)))  # type: ignore[misc]
         }
-        return self._records.find_unnamed(), sorted(without)
+        return self._records.find_unnamed(), sorted(missing_records)
 
     def size(self, names: Sequence[str]) -> int:
         """Return the total size in bytes of the named records and their parts."""
 
         def sum_bytes(base: Database[dict[str, Any]], name: str) -> int:
-            these = {"_id" if name == RECORD else "record": {"$in": list(names)}}
-            summed: dict[str, Any] = {"$group": {"_id": None, "size": {"$sum": {"$bsonSize": "$$ROOT"}}}}
-            stages: list[dict[str, Any]] = [{"$match": these}, summed]
-            return sum(int(each["size"]) for each in base[name].aggregate(stages))
+            match_names = {"_id" if name == RECORD else "record": {"$in": list(names)}}
+            sum_sizes: dict[str, Any] = {"$group": {"_id": None, "size": {"$sum": {"$bsonSize": "$$ROOT"}}}}
+            stages: list[dict[str, Any]] = [{"$match": match_names}, sum_sizes]
+            return sum(int(row["size"]) for row in base[name].aggregate(stages))
 
         return self.link.run_durable(lambda base: sum(sum_bytes(base, name) for name in (RECORD, CALL, DATA, BLOB)))
 
@@ -147,10 +160,11 @@ class MongoLeftovers:
         """
         from pymongo.errors import DuplicateKeyError
 
+        # A placeholder record without a lease keeps a position from referring to the parts while they are removed.
         for name in without:
             try:
                 self.link.run_durable(lambda base, name=name: base[RECORD].insert_one({"_id": name}))  # type: ignore[misc]
-            except DuplicateKeyError:  # the record was written meanwhile, or by a try whose answer was lost
+            except DuplicateKeyError:  # a put wrote the record meanwhile, or our insertion's first answer was lost
                 continue
             self._records.remove([name], fence=None)  # a record that a put inserts afterwards has a fence, and stays
         self._records.remove(unnamed)
@@ -173,40 +187,52 @@ def survey_server(uri: str, database: str, login: tuple[str, str] | None) -> lis
 
 
 def _survey_link(link: MongoConnection) -> list[Finding]:
+    """Return findings about the server: its version, replica set, round-trip time and clock."""
     hello = link.run_durable(lambda base: base.client.admin.command("hello"))
     version = link.run_durable(lambda base: base.client.admin.command("buildInfo"))["version"]
     members = len(hello.get("hosts", ())) or 1
-    numbers = tuple(int(part) for part in version.split(".")[:2])
-    old = "the server must have version 5.0 or later" if numbers < OLDEST else ""
-    report = [Finding("server", "problem" if old else "ok", f"{link.shown}, MongoDB {version}", old)]
+    numbers = tuple(int(number) for number in version.split(".")[:2])
+    version_problem = "the server must have version 5.0 or later" if numbers < OLDEST else ""
+    report = [
+        Finding("server", "problem" if version_problem else "ok", f"{link.shown}, MongoDB {version}", version_problem)
+    ]
     if members == 1:
-        alone = "one server without a replica set: the data exist on its disk only"
-        report.append(Finding("replicas", "note", alone, "back up the data, or use a replica set"))
+        no_replica = "one server without a replica set: the data exist on its disk only"
+        report.append(Finding("replicas", "note", no_replica, "back up the data, or use a replica set"))
     else:
         report.append(Finding("replicas", "ok", f"{members} members; a write is complete when most of them have it"))
-    took, skew = [], 0.0
+    round_trips, skew = [], 0.0  # in seconds
     for _ in range(5):
-        started, before = time.perf_counter(), time.time()
+        started, sent_at = time.perf_counter(), time.time()
         answer = link.run_durable(lambda base: base.client.admin.command("hello"))
-        took.append(time.perf_counter() - started)
-        skew = answer["localTime"].replace(tzinfo=UTC).timestamp() - before - took[-1] / 2
-    delay = statistics.median(took)
-    far = "each task takes several round trips" if delay > FAR else ""
-    report.append(Finding("latency", "warning" if far else "ok", f"{1000 * delay:.1f} ms per round trip", far))
-    skewed = "leases use the server's clock; times in the record use this machine's" if abs(skew) > SKEWED else ""
+        round_trips.append(time.perf_counter() - started)
+        # The server read its clock in the middle of the round trip.
+        skew = answer["localTime"].replace(tzinfo=UTC).timestamp() - sent_at - round_trips[-1] / 2
+    delay = statistics.median(round_trips)
+    latency_problem = "each task takes several round trips" if delay > FAR else ""
+    report.append(
+        Finding(
+            "latency", "warning" if latency_problem else "ok", f"{1000 * delay:.1f} ms per round trip", latency_problem
+        )
+    )
+    clock_note = "leases use the server's clock; times in the record use this machine's" if abs(skew) > SKEWED else ""
     report.append(
         Finding(
             "clock",
-            "note" if skewed else "ok",
+            "note" if clock_note else "ok",
             f"the server's clock differs by {skew:+.1f} s from this machine's",
-            skewed,
+            clock_note,
         )
     )
     return report
 
 
 def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
-    """Return findings about a store's database: schema version, missing indexes, contents."""
+    """Return findings about a store's database.
+
+    These are its schema version, missing indexes, contents, positions given up, the trainer's policy, and the trainers
+    and samplers that use it.
+    """
     ledger = base[LEDGER].find_one(THE_LEDGER)
     if ledger is None:
         return [
@@ -217,8 +243,8 @@ def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
     report = [findings.report_schema_version(ledger["version"], VERSION)]
     missing = [
         f"{name} {dict(keys)}"
-        for name, each in INDEXES.items()
-        for keys in each
+        for name, indexes in INDEXES.items()
+        for keys in indexes
         if keys not in [list(index["key"]) for index in base[name].index_information().values()]
     ]
     if missing:
@@ -233,21 +259,25 @@ def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
         )
     else:
         report.append(Finding("indexes", "ok", f"all {sum(map(len, INDEXES.values()))} indexes exist"))
-    had: list[dict[str, Any]] = [{"$match": {"status": {"$nin": list(NEVER_HAD)}}}, {"$sortByCount": "$status"}]
-    states = {each["_id"]: each["count"] for each in base[TASK].aggregate(had)}
+    # Positions that were never leased were only created in advance.
+    count_leased: list[dict[str, Any]] = [
+        {"$match": {"status": {"$nin": list(NEVER_HAD)}}},
+        {"$sortByCount": "$status"},
+    ]
+    states = {row["_id"]: row["count"] for row in base[TASK].aggregate(count_leased)}
     size = int(base.command("dbStats")["dataSize"])
     report.append(findings.report_contents(states, base[RECORD].count_documents({}, hint="_id_"), size))
     dead = base[TASK].find({"status": DEAD}, {"reasons": 1}).sort("_id")
-    report += findings.report_dead_letters((each["_id"], each["reasons"][-1]) for each in dead)
+    report += findings.report_dead_letters((position["_id"], position["reasons"][-1]) for position in dead)
     now = base.client.admin.command("hello")["localTime"]
     if "policy" in ledger:
         report.append(findings.report_policy(ledger["policy"], _seconds_since(ledger["policy_at"], now)))
     stages: list[dict[str, Any]] = [{"$match": {"status": RUNNING}}, {"$sortByCount": "$holder"}]
-    holds = {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)}
-    for each in base[MEMBERS].find().sort([("role", -1), ("_id", 1)]):
+    lease_counts = {row["_id"]: row["count"] for row in base[TASK].aggregate(stages)}
+    for member in base[MEMBERS].find().sort([("role", -1), ("_id", 1)]):
         report.append(
             findings.report_member(
-                each["role"], each["_id"], _seconds_since(each["seen"], now), holds.get(each["_id"], 0)
+                member["role"], member["_id"], _seconds_since(member["seen"], now), lease_counts.get(member["_id"], 0)
             )
         )
     return report
@@ -270,6 +300,14 @@ class MongoReading:
     """Reads a store in MongoDB without changing it. Implements `ajet.store.reader.StoreReader`."""
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
+        """Connect, and read the run's id, its settings and the valid commits.
+
+        Args:
+            login: user and password, or None.
+
+        Raises:
+            UserError: the server is unreachable, or the database has no store of this version.
+        """
         self._link = MongoConnection(uri, database, login, patience=READ_PATIENCE)
         self._records = EpisodeRecords(self._link, SHAPES_ONLY)
         try:
@@ -283,6 +321,7 @@ class MongoReading:
             raise
 
     def close(self) -> None:
+        """Close the connection to the server."""
         self._link.close()
 
     def announced(self) -> Policy | None:
@@ -291,18 +330,25 @@ class MongoReading:
         return Policy(**ledger["policy"]) if "policy" in ledger else None
 
     def begun(self) -> int:
-        """Return the first position of the training order that was never leased."""
-        had = {"_id": {"$gte": 0}, "status": {"$nin": list(NEVER_HAD)}}
-        last = self._link.find(TASK, had, {"_id": 1}, order=-1, limit=1)
+        """Return the number of positions of the training order that were leased at least once."""
+        leased = {"_id": {"$gte": 0}, "status": {"$nin": list(NEVER_HAD)}}
+        last = self._link.find(TASK, leased, {"_id": 1}, order=-1, limit=1)  # positions are leased in order, from 0
         return int(last[0]["_id"]) + 1 if last else int(self._read_ledger()["floor"])
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
+        """Return the numbers of the positions that have episodes, in ascending order.
+
+        Args:
+            beginning: only positions with an episode whose uuid begins so.
+            steps: only positions that one of these training steps used. Empty: all.
+        """
         query: dict[str, Any] = {"ends.0": {"$exists": True}}
         if beginning:
             query["ends.uuid"] = {"$regex": f"^{re.escape(beginning)}"}
         if steps:
             query["uses.step"] = {"$in": list(steps)}
         tasks = self._link.find(TASK, query, {"_id": 1, "uses": 1})
+        # The query also finds uses that were undone since they belong to no valid commit.
         return [task["_id"] for task in tasks if not steps or {*list_steps(task, self._valid_commits)} & {*steps}]
 
     def position(self, order: int) -> StoredPosition | None:
@@ -336,6 +382,10 @@ class MongoReading:
         return tasks[0] if tasks else None
 
     def _read_ledger(self) -> Document:
+        """Return the document with the state shared by all processes.
+
+        Raises UserError if the database has no store, or one of another version.
+        """
         ledgers = self._link.find(LEDGER, THE_LEDGER)
         if not ledgers:
             raise missing_store_error(self._link.shown)
@@ -344,7 +394,10 @@ class MongoReading:
 
 
 def check_database(uri: str, database: str, login: tuple[str, str] | None) -> None:
-    """Raise UserError if a database cannot be used as a store, as far as reading it shows."""
+    """Raise UserError if the server cannot be reached or the database has a store of another version.
+
+    A database without a store passes: the first process that opens it creates the store.
+    """
     link = MongoConnection(uri, database, login)
     try:
         ledgers = link.find(LEDGER, THE_LEDGER)

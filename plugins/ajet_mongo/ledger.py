@@ -30,12 +30,12 @@ class Ledger:
 
     @property
     def floor(self) -> int:
-        """Positions below this one are finished, and their documents are deleted."""
+        """The lowest position that may be unfinished. Documents of lower positions are deleted."""
         return int(self._document["floor"])
 
     @property
     def trainer(self) -> int:
-        """The number of the latest trainer."""
+        """The number of the process that became the store's trainer last, counted from 1; 0 before the first."""
         return int(self._document["trainer"])
 
     @property
@@ -79,24 +79,28 @@ class Ledger:
         self._document = changed
 
     def take_over(self, at: Mapping[str, Any] | None, run: str) -> None:
-        """Become the store's trainer, and make uses after the resumed checkpoint invalid.
+        """Make this process the store's trainer, and make uses after the resumed checkpoint invalid.
+
+        A use says that a training step used a group. An earlier trainer that still runs cannot change the ledger any
+        more.
 
         Args:
-            at: the store's state in the resumed checkpoint, or None to start without uses.
+            at: the store's state in the resumed checkpoint (`MongoStore.commit`), or None to start without uses.
             run: id of the run.
 
         Raises:
             UserError: the checkpoint or the run does not belong to this store.
         """
-        name = None if at is None else at.get("commit")
-        if at is not None and not self._link.find(COMMITS, {"_id": name}):
+        commit = None if at is None else at.get("commit")
+        if at is not None and not self._link.find(COMMITS, {"_id": commit}):
             raise other_store_error(self._link.shown)
-        self._change_document({**THE_LEDGER, "run": None}, {"$set": {"run": run}})
+        self._change_document({**THE_LEDGER, "run": None}, {"$set": {"run": run}})  # a new store gets its run
         # A trainer that still runs may write uses under the open commit. The list of such commits lets us undo them.
+        # It is cut to the newest 1000, so that the document does not grow without limit.
         void = {"$slice": [{"$concatArrays": ["$void", ["$open"]]}, -1000]}
-        mine = {"trainer": {"$add": ["$trainer", 1]}, "head": name, "void": void, "open": uuid.uuid4().hex}
-        changed = self._change_document({**THE_LEDGER, "run": run}, [{"$set": mine}])
-        if changed is None:
+        new_fields = {"trainer": {"$add": ["$trainer", 1]}, "head": commit, "void": void, "open": uuid.uuid4().hex}
+        changed = self._change_document({**THE_LEDGER, "run": run}, [{"$set": new_fields}])
+        if changed is None:  # the store belongs to another run
             raise other_run_error(self._link.shown)
         self._document, self.own = changed, changed["trainer"]
 
@@ -106,7 +110,10 @@ class Ledger:
         self._link.run_durable(lambda base: base[LEDGER].update_one(THE_SETTINGS, change, upsert=True))
 
     def begin_commit(self) -> str:
-        """Create the next commit, which refers to the latest one, and return its name."""
+        """Create the commit that the uses since the latest one refer to, and return its name.
+
+        A commit names the one before it. The uses stay invalid until `end_commit`.
+        """
         name, change = self.open, {"$setOnInsert": {"earlier": self._document["head"]}}
         self._link.run_durable(lambda base: base[COMMITS].update_one({"_id": name}, change, upsert=True))
         return name
@@ -124,12 +131,13 @@ class Ledger:
         return list_commits(self._link, self._document["head"])
 
     def add_position(self) -> int:
-        """Add a position for a client's own task and return its number, counted from 1."""
+        """Count one more position for a client's own task, and return its number, counted from 1."""
         changed = self._change_document(THE_LEDGER, {"$inc": {"brought": 1}})
         assert changed is not None
         return int(changed["brought"])
 
     def _change_document(self, wanted: Document, change: Any) -> Document | None:
+        """Change the ledger if it matches a filter, and return it after the change, or None if it does not match."""
         from pymongo import ReturnDocument
 
         after = ReturnDocument.AFTER
@@ -139,14 +147,14 @@ class Ledger:
 
 
 def list_commits(link: MongoConnection, head: str | None) -> list[str]:
-    """List the names of a commit and of all commits before it.
+    """List the names of a commit and of all commits before it, the latest first.
 
     Args:
         head: name of the commit, or None for an empty list.
     """
-    earlier = {each["_id"]: each["earlier"] for each in link.find(COMMITS, {})}
+    previous_by_name = {commit["_id"]: commit["earlier"] for commit in link.find(COMMITS, {})}
     names: list[str] = []
-    while head is not None and head in earlier:
+    while head is not None and head in previous_by_name:
         names.append(head)
-        head = earlier[head]
+        head = previous_by_name[head]
     return names

@@ -39,14 +39,15 @@ AT_ONCE = 32
 
 
 class MongoPositions:
-    """Leases and changes positions for one process, which holds its lock during each call.
-
-    Args:
-        seconds: duration of a lease.
-        most: number of failed attempts after which a position is not leased any more.
-    """
+    """Leases and changes positions for one process, which holds its lock during each call."""
 
     def __init__(self, link: MongoConnection, ledger: Ledger, seconds: float, limit: int) -> None:
+        """Start without leases.
+
+        Args:
+            seconds: duration of a lease.
+            limit: number of failed attempts after which a position is not leased any more.
+        """
         self._link = link
         self._ledger = ledger
         self._lease_seconds = seconds
@@ -54,11 +55,12 @@ class MongoPositions:
         self._next = 0
         """Positions below this one were created, by this or another process."""
         self._none_left = True
+        """True if the last claim found no position, or before the first claim."""
         self.expired_at = float("-inf")
         """Time of the last search for expired leases, by `time.monotonic`."""
 
     def prepare_claim(self) -> None:
-        """Prepare to lease positions: end expired leases, at most once a second.
+        """Prepare to lease positions: end leases that have expired, at most once a second.
 
         Raises:
             TrainerFencedError: this process was the trainer, and another one has taken over.
@@ -70,9 +72,9 @@ class MongoPositions:
         self._next = max(self._next, self._ledger.floor)
 
     def expire(self) -> None:
-        """End leases past their deadline, and the leases of earlier trainers.
+        """End leases past their deadline, and leases of earlier trainers. Their positions can be leased by others.
 
-        For one lease time after an outage no lease ends, so that holders can renew their leases first.
+        For one lease time after an outage of the server no lease ends, so that holders can renew their leases first.
         """
         self.expired_at = time.monotonic()
         self._ledger.refresh()
@@ -95,18 +97,18 @@ class MongoPositions:
         """
         from pymongo import ReturnDocument
 
-        mark, tries = uuid.uuid4().hex, 0
+        mark, tries = uuid.uuid4().hex, 0  # the connection calls `claim_once` again after a lost answer
         change = changes.build_claim(holder, self._ledger.own, self._lease_seconds, mark)
         options: dict[str, Any] = {"sort": [("_id", 1)], "return_document": ReturnDocument.AFTER, "upsert": upsert}
 
-        def once(base: Database[dict[str, Any]]) -> Document | None:
+        def claim_once(base: Database[dict[str, Any]]) -> Document | None:
             nonlocal tries
             tries += 1
             # An earlier try may have claimed the position, and its answer was lost.
-            mine = base[TASK].find_one({"mark": mark}) if tries > 1 else None
-            return mine or base[TASK].find_one_and_update(wanted, change, **options)
+            claimed = base[TASK].find_one({"mark": mark}) if tries > 1 else None
+            return claimed or base[TASK].find_one_and_update(wanted, change, **options)
 
-        return self._link.run_durable(once)
+        return self._link.run_durable(claim_once)
 
     def claim_many(self, holder: str, count: int, below: int | None) -> list[Document]:
         """Lease the first positions that are available.
@@ -142,7 +144,7 @@ class MongoPositions:
         Returns:
             False if no further position may be created.
         """
-        if not (new_positions := self._find_made()):
+        if not (new_positions := self._find_made()):  # else first free those of another process
             if below is not None and self._next >= below:
                 return False
             self._next = max(self._next, self.find_last() + 1)
@@ -155,14 +157,15 @@ class MongoPositions:
         # Read the floor after the documents: a position below it was finished and forgotten, and now created again.
         self._ledger.refresh_floor()
         floor = self._ledger.floor
-        these = {"status": MADE, "mark": {"$in": [position["mark"] for position in new_positions]}}
-        late = [position["_id"] for position in new_positions if position["_id"] < floor]
-        fresh = [position["_id"] for position in new_positions if position["_id"] >= floor]
-        if late:
-            self._link.run_quick(lambda base: base[TASK].delete_many({**these, "_id": {"$in": late}}))
-        if fresh:
+        # The marks restrict the changes to the documents read above, not those created again meanwhile.
+        seen = {"status": MADE, "mark": {"$in": [position["mark"] for position in new_positions]}}
+        finished_orders = [position["_id"] for position in new_positions if position["_id"] < floor]
+        new_orders = [position["_id"] for position in new_positions if position["_id"] >= floor]
+        if finished_orders:
+            self._link.run_quick(lambda base: base[TASK].delete_many({**seen, "_id": {"$in": finished_orders}}))
+        if new_orders:
             set_free = {"$set": {"status": FREE}}
-            self._link.run_quick(lambda base: base[TASK].update_many({**these, "_id": {"$in": fresh}}, set_free))
+            self._link.run_quick(lambda base: base[TASK].update_many({**seen, "_id": {"$in": new_orders}}, set_free))
         return True
 
     def _find_made(self) -> list[Document]:
@@ -170,17 +173,20 @@ class MongoPositions:
         return self._link.find(TASK, {"status": MADE}, {"mark": 1})
 
     def insert_positions(self, orders: Iterable[int]) -> None:
-        """Insert documents of positions. Documents that another process has inserted stay unchanged."""
+        """Insert documents of positions, which cannot be leased yet.
+
+        Documents that another process has inserted stay unchanged.
+        """
         from pymongo.errors import BulkWriteError
 
         def insert(base: Database[dict[str, Any]]) -> None:
-            mark = uuid.uuid4().hex
+            mark = uuid.uuid4().hex  # a new one for each try, so that a reader can tell the tries' documents apart
             try:
                 base[TASK].insert_many(
                     [{"_id": order, "status": MADE, "mark": mark} for order in orders], ordered=False
                 )
             except BulkWriteError as error:
-                if any(each["code"] != DUPLICATE for each in (error.details or {})["writeErrors"]):
+                if any(write_error["code"] != DUPLICATE for write_error in (error.details or {})["writeErrors"]):
                     raise
 
         self._link.run_quick(insert)
@@ -196,12 +202,14 @@ class MongoPositions:
         return int(tasks[0]["_id"]) if tasks else self.find_last() + 1
 
     def raise_floor(self) -> None:
-        """Raise the floor to the lowest unfinished position, and delete documents below."""
+        """Raise the ledger's floor to the lowest unfinished position, and delete the documents of lower positions.
+
+        A position is finished once no step uses it any more and its episodes are removed.
+        """
         end = self.find_last() + 1  # read first: positions created meanwhile belong to other processes
-        # A finished position has no episodes (`ends`) any more: they were removed after a checkpoint. Negative ids are
-        # groups of clients, which are not in the training order.
-        remaining = {"_id": {"$gte": 0}, "$nor": [{"status": OVER, "ends": None}]}
-        lowest = self._link.find(TASK, remaining, {"_id": 1}, limit=1)
+        # `ends` holds the episodes. Negative ids are groups of clients, which are not in the training order.
+        unfinished = {"_id": {"$gte": 0}, "$nor": [{"status": OVER, "ends": None}]}
+        lowest = self._link.find(TASK, unfinished, {"_id": 1}, limit=1)
         floor = lowest[0]["_id"] if lowest else end
         if floor > self._ledger.floor:
             self._ledger.amend({"$max": {"floor": floor}})
@@ -212,6 +220,8 @@ class MongoPositions:
         """Change the position that matches a filter.
 
         Args:
+            wanted: filter by number and state, and mostly by fence (number of the latest lease).
+            change: the update.
             done: states that the change leads to. If the first try's answer was lost, a position in such a state counts
                 as changed.
 
@@ -220,17 +230,17 @@ class MongoPositions:
         """
         tries = 0
 
-        def once(base: Database[dict[str, Any]]) -> bool:
+        def change_once(base: Database[dict[str, Any]]) -> bool:
             nonlocal tries
             tries += 1
             if base[TASK].update_one(wanted, change).matched_count:
                 return True
             return tries > 1 and base[TASK].find_one({**wanted, "status": {"$in": list(done)}}) is not None
 
-        return self._link.run_durable(once)
+        return self._link.run_durable(change_once)
 
     def name_records(self, lease: Lease, there: PresenceCheck, change: changes.Update) -> Document:
-        """Add references to a position, if all documents that they refer to exist.
+        """Add references to episodes to a position, if all documents of the episodes exist.
 
         Check and change are a single command, so the server cannot restart in between and lose documents.
 
@@ -242,6 +252,8 @@ class MongoPositions:
             State, fence and references of the position afterwards, or {} for a missing position.
         """
         collection, stages = there
+        # The stages yield a document if all exist. It is turned into the position's id, to which `$merge` applies the
+        # change. Without it, nothing is merged.
         into = {"into": TASK, "on": "_id", "whenMatched": change, "whenNotMatched": "discard"}
         pipeline = [*stages, {"$project": {"_id": {"$literal": lease.order}}}, {"$merge": into}]
         self._link.run_durable(lambda base: list(base[collection].aggregate(pipeline)))

@@ -48,11 +48,19 @@ class EpisodeRecords:
     """Writes, reads and removes the documents of episodes in one database."""
 
     def __init__(self, link: MongoConnection, redact: Redactor) -> None:
+        """Use a connection to the database.
+
+        Args:
+            redact: removes secrets from what is written.
+        """
         self._link, self._redact = link, redact
 
     @staticmethod
     def build_ends(entries: Iterable[Kept]) -> list[Document]:
-        """Return a position's references to new episodes: each has a new unique record name, the uuid and the score."""
+        """Return a position's references to new episodes.
+
+        Each has a new unique name of the record (the episode's main document), the episode's uuid and its score.
+        """
         return [
             {"record": f"{uuid}/{uuid4().hex[:12]}", "uuid": uuid, "score": read_score(attempt.episode)}
             for attempt in entries
@@ -62,32 +70,37 @@ class EpisodeRecords:
     def write_episodes(
         self, lease: Lease, entries: Sequence[Kept], ends: Sequence[Document], *, is_acknowledged: bool
     ) -> PresenceCheck:
-        """Write the documents of episodes.
+        """Write the documents of episodes, and return a check that all of them exist.
 
-        Returns:
-            A check that all documents exist, which is made when the position gets its references.
+        The position gets its references to the episodes only if the check holds then.
 
         Args:
             lease: the lease under which the episodes are written.
-            ends: the position's references to the episodes.
+            ends: the position's references to the episodes, in the order of `entries`.
             is_acknowledged: True to wait for the server's answer to each document; False leaves out a refused document
                 without an error.
+
+        Returns:
+            A collection, and aggregation stages on it that yield one document if all documents exist, else none.
         """
         written: Counter[str] = Counter()
         for attempt, end in zip(entries, ends, strict=True):
             written += self._write_episode(lease, attempt, end["record"], is_acknowledged)
+        # Count the documents of each collection, and compare the counts with the numbers written.
         names: Document = {"$in": [end["record"] for end in ends]}
-        these = {"_id": names, "fence": lease.fence}
-        stages: list[Document] = [{"$match": these}, {"$group": {"_id": None, RECORD: {"$sum": 1}}}]
-        for name in (CALL, DATA, BLOB):
-            if written[name]:
-                of_these = [{"$match": {"record": names}}, {"$count": "count"}]
-                stages.append({"$lookup": {"from": name, "pipeline": of_these, "as": name}})
-        all_there = {RECORD: written[RECORD]} | {f"{name}.count": written[name] for name in written if name != RECORD}
-        return RECORD, [*stages, {"$match": all_there}]
+        own_records = {"_id": names, "fence": lease.fence}
+        stages: list[Document] = [{"$match": own_records}, {"$group": {"_id": None, RECORD: {"$sum": 1}}}]
+        for collection in (CALL, DATA, BLOB):
+            if written[collection]:
+                count_parts = [{"$match": {"record": names}}, {"$count": "count"}]
+                stages.append({"$lookup": {"from": collection, "pipeline": count_parts, "as": collection}})
+        expected_counts = {RECORD: written[RECORD]} | {
+            f"{collection}.count": written[collection] for collection in written if collection != RECORD
+        }
+        return RECORD, [*stages, {"$match": expected_counts}]
 
     def make_loss_error(self) -> StoreDownError:
-        """Return the error for a server that has lost documents repeatedly."""
+        """Return the error for a server that has repeatedly lost documents that it had confirmed."""
         return StoreDownError(
             "The MongoDB server of the store loses data that it has confirmed.",
             where=self._link.shown,
@@ -105,11 +118,12 @@ class EpisodeRecords:
             return
         names_query = {"$in": list(names)}
 
-        def parts(base: Database[dict[str, Any]]) -> None:
-            for name in (BLOB, CALL, DATA):
-                base[name].delete_many({"record": names_query})
+        def remove_parts(base: Database[dict[str, Any]]) -> None:
+            for collection in (BLOB, CALL, DATA):
+                base[collection].delete_many({"record": names_query})
 
-        self._link.run_quick(parts)
+        self._link.run_quick(remove_parts)
+        # Records last, so that parts always have a record by which they can be found.
         self._link.run_durable(lambda base: base[RECORD].delete_many({"_id": names_query, **so}))
 
     def build_leases(self, positions: Iterable[Document | None], names: Collection[str] = ()) -> list[Lease]:
@@ -123,28 +137,29 @@ class EpisodeRecords:
         """
         tasks = [position for position in positions if position is not None]
         records = [end["record"] for task in tasks for end in task["ends"]]
-        parts = self._load_parts(records) if records else {}
+        documents = self._load_parts(records) if records else {}
         leases = []
         for task in tasks:
-            read_attempts = [self._read_episode(parts, task["_id"], end) for end in task["ends"]]
+            read_attempts = [self._read_episode(documents, task["_id"], end) for end in task["ends"]]
             episodes = tuple(attempt for attempt in read_attempts if isinstance(attempt, Kept))
             if len(episodes) == len(read_attempts):
                 leases.append(Lease(task["_id"], task["fence"], episodes, list_steps(task, names)))
                 continue
-            record, altered = next(
+            altered_record, error = next(
                 (end["record"], attempt)
                 for end, attempt in zip(task["ends"], read_attempts, strict=True)
                 if not isinstance(attempt, Kept)
             )
-            reason = self._redact(str(altered))
-            if self._link.update(TASK, match_record(task["_id"], record), mark_dead(reason)):
+            reason = self._redact(str(error))
+            # The position may have other references by now: then it is unharmed, and the update matches nothing.
+            if self._link.update(TASK, match_record(task["_id"], altered_record), mark_dead(reason)):
                 logger.warning("the task at position {} is given up: {}", task["_id"], reason)
         return leases
 
     def iterate_episodes(self, position: Document) -> Iterator[Kept | AlteredEpisodeError]:
         """Yield each episode of a position, or an error in its place if it was altered in the database."""
-        parts = self._load_parts([end["record"] for end in position["ends"]])
-        yield from (self._read_episode(parts, position["_id"], end) for end in position["ends"])
+        documents = self._load_parts([end["record"] for end in position["ends"]])
+        yield from (self._read_episode(documents, position["_id"], end) for end in position["ends"])
 
     def is_unchanged(self, position: Document) -> bool:
         """Return True if no episode of a position was altered in MongoDB since it was written."""
@@ -157,8 +172,9 @@ class EpisodeRecords:
 
         Args:
             positions: documents of positions.
-            names: names of the valid commits.
+            names: names of the valid commits. Only uses in these count.
         """
+        # Positions with the same steps and reason are updated together.
         orders_by_use: dict[tuple[tuple[int, ...], str | None], list[int]] = defaultdict(list)
         for position in positions:
             reasons = [use["reason"] for use in position["uses"] if use["of"] in names and use["reason"] is not None]
@@ -185,38 +201,41 @@ class EpisodeRecords:
         """
         from pymongo import UpdateOne
 
-        def noted(advantage: float) -> list[Document]:
-            others = {"$filter": {"input": {"$ifNull": ["$advantages", []]}, "cond": {"$ne": ["$$this.step", step]}}}
-            return [{"$set": {"advantages": {"$concatArrays": [others, [{"step": step, "advantage": advantage}]]}}}]
+        def build_update(advantage: float) -> list[Document]:
+            """Return the update that adds the advantage, in place of an earlier one of the same step."""
+            earlier = {"$filter": {"input": {"$ifNull": ["$advantages", []]}, "cond": {"$ne": ["$$this.step", step]}}}
+            return [{"$set": {"advantages": {"$concatArrays": [earlier, [{"step": step, "advantage": advantage}]]}}}]
 
-        changes = [UpdateOne({"_id": name}, noted(advantage)) for name, advantage in advantages.items()]
+        changes = [UpdateOne({"_id": name}, build_update(advantage)) for name, advantage in advantages.items()]
         if changes:
             self._link.run_quick(lambda base: base[RECORD].bulk_write(changes, ordered=False))
 
     def remove_unnamed(self) -> None:
-        """Remove the records that `find_unnamed` returns."""
+        """Remove records that no position refers to and whose lease was lost, with their parts."""
         unnamed = self.find_unnamed()
         for start in range(0, len(unnamed), 1000):
             self.remove(unnamed[start : start + 1000])
 
     def find_unnamed(self) -> list[str]:
-        """Return the names of records that no position refers to and will refer to, because their lease was lost."""
-        names = {"$ifNull": ["$at.ends.record", []]}
-        joined: list[Document] = [
+        """Return the names of records that no position refers to, and none will, because their lease was lost."""
+        referenced_records = {"$ifNull": ["$at.ends.record", []]}
+        stages: list[Document] = [  # join each record with its position, as the field `at`
             {"$lookup": {"from": TASK, "localField": "task", "foreignField": "_id", "as": "at"}},
             {"$project": {"fence": 1, "at": {"$first": "$at"}}},
-            {"$match": {"$expr": {"$not": {"$in": ["$_id", names]}}}},
+            {"$match": {"$expr": {"$not": {"$in": ["$_id", referenced_records]}}}},
+            # A record under the position's present lease belongs to a put that is still in progress.
             {"$match": {"$expr": {"$or": [{"$ne": ["$at.status", RUNNING]}, {"$ne": ["$at.fence", "$fence"]}]}}},
             {"$project": {"_id": 1}},
         ]
-        return self._link.run_durable(lambda base: [each["_id"] for each in base[RECORD].aggregate(joined)])
+        return self._link.run_durable(lambda base: [record["_id"] for record in base[RECORD].aggregate(stages)])
 
-    def _write_episode(self, lease: Lease, one: Kept, name: str, is_acknowledged: bool) -> Counter[str]:
+    def _write_episode(self, lease: Lease, entry: Kept, name: str, is_acknowledged: bool) -> Counter[str]:
         """Write the documents of an episode, as compressed JSON if the server refuses the readable form.
 
         Args:
-            one: the episode.
+            entry: the episode.
             name: unique name of its record.
+            is_acknowledged: True to wait for the server's answer; without it a refusal is not noticed.
 
         Returns:
             The number of documents by collection.
@@ -224,23 +243,38 @@ class EpisodeRecords:
         from pymongo.errors import BulkWriteError, WriteError
 
         try:
-            return self._insert_all(build_documents(one, name, lease, self._redact), is_acknowledged)
+            return self._insert_all(build_documents(entry, name, lease, self._redact), is_acknowledged)
         except (BulkWriteError, WriteError):
             self.remove([name])
-            as_text = build_documents(one, name, lease, self._redact, as_text=True)
+            as_text = build_documents(entry, name, lease, self._redact, as_text=True)
             return self._insert_all(as_text, is_acknowledged)
 
-    def _insert_all(self, parts: Documents, is_acknowledged: bool) -> Counter[str]:
-        every = [(RECORD, [parts.record]), (BLOB, parts.blobs), (CALL, parts.calls), (DATA, parts.data)]
-        nonempty = [(name, documents) for name, documents in every if documents]
-        for name, documents in nonempty:
-            self.insert_documents(name, documents, is_acknowledged=is_acknowledged)
-        return Counter({name: len(documents) for name, documents in nonempty})
+    def _insert_all(self, episode_documents: Documents, is_acknowledged: bool) -> Counter[str]:
+        """Insert the documents of an episode, its record first, and return their number by collection.
+
+        Parts are written after their record, so that parts left by a killed process can be found by it.
+        """
+        by_collection = [
+            (RECORD, [episode_documents.record]),
+            (BLOB, episode_documents.blobs),
+            (CALL, episode_documents.calls),
+            (DATA, episode_documents.data),
+        ]
+        nonempty = [(collection, documents) for collection, documents in by_collection if documents]
+        for collection, documents in nonempty:
+            self.insert_documents(collection, documents, is_acknowledged=is_acknowledged)
+        return Counter({collection: len(documents) for collection, documents in nonempty})
 
     def insert_documents(self, name: str, documents: Sequence[Document], *, is_acknowledged: bool) -> None:
         """Insert documents into the collection `name`.
 
         Existing documents are not changed: they were written by an attempt whose answer was lost.
+
+        Args:
+            is_acknowledged: True to wait for the server's answer, without the journal; False returns after sending.
+
+        Raises:
+            BulkWriteError: the server refused a document.
         """
         from pymongo.errors import AutoReconnect, BulkWriteError
 
@@ -249,29 +283,31 @@ class EpisodeRecords:
                 base[name].insert_many(documents, ordered=False)
             except BulkWriteError as error:
                 details: Mapping[str, Any] = error.details or {}
-                if any(each["code"] != DUPLICATE for each in details["writeErrors"]):
+                if any(write_error["code"] != DUPLICATE for write_error in details["writeErrors"]):
                     raise
                 # A server that shuts down reports this error. It may restart without the documents, so insert again.
-                if unsure := details.get("writeConcernErrors"):
-                    raise AutoReconnect(f"the server does not confirm the write: {unsure[0].get('errmsg')}") from error
+                # The connection retries after an AutoReconnect.
+                if errors := details.get("writeConcernErrors"):
+                    raise AutoReconnect(f"the server does not confirm the write: {errors[0].get('errmsg')}") from error
 
         (self._link.run_quick if is_acknowledged else self._link.send_unacknowledged)(insert)
 
     def _load_parts(self, names: Sequence[str]) -> Parts:
-        parts: Parts = {RECORD: defaultdict(list)}
+        """Load records and their parts: documents by collection and by name of the record."""
+        loaded: Parts = {RECORD: defaultdict(list)}
         for record in self._link.find(RECORD, {"_id": {"$in": list(names)}}):
-            parts[RECORD][record["_id"]].append(record)
-        for name in (CALL, DATA, BLOB):
-            parts[name] = defaultdict(list)
-            for each in self._link.find(name, {"record": {"$in": list(names)}}):
-                parts[name][each["record"]].append(each)
-        return parts
+            loaded[RECORD][record["_id"]].append(record)
+        for collection in (CALL, DATA, BLOB):
+            loaded[collection] = defaultdict(list)
+            for document in self._link.find(collection, {"record": {"$in": list(names)}}):
+                loaded[collection][document["record"]].append(document)
+        return loaded
 
     def _read_episode(self, parts: Parts, order: int, end: Document) -> Kept | AlteredEpisodeError:
         """Return an episode, or an error in its place if it was altered in the database.
 
         Args:
-            parts: the loaded documents.
+            parts: the loaded documents by collection and record.
             order: the position of the episode's task.
             end: the position's reference to the episode.
         """
@@ -282,7 +318,7 @@ class EpisodeRecords:
                 if not parts[RECORD][name]:
                     raise AlteredEpisodeError("its record is missing")
                 (record,) = parts[RECORD][name]
-                calls, data, blobs = (parts[kind][name] for kind in (CALL, DATA, BLOB))
+                calls, data, blobs = (parts[collection][name] for collection in (CALL, DATA, BLOB))
                 return parse_documents(record, calls, data, blobs, order)
         except AlteredEpisodeError as altered:
             return altered
@@ -293,6 +329,7 @@ def list_steps(position: Document, names: Collection[str]) -> tuple[int, ...]:
 
     Args:
         position: the position's document.
-        names: names of the valid commits.
+        names: names of the valid commits. Uses in other commits were undone.
     """
+    # Only a discard has a reason.
     return tuple(use["step"] for use in position["uses"] if use["of"] in names and use["reason"] is None)

@@ -36,6 +36,7 @@ INDEXES: dict[str, tuple[list[tuple[str, int]], ...]] = {
 
 
 def _create_indexes(base: Database[dict[str, Any]]) -> None:
+    """Create the indexes that ajet's queries need. Existing ones stay."""
     from pymongo import IndexModel
 
     for name, keys in INDEXES.items():
@@ -46,19 +47,23 @@ def open_ledger(link: MongoConnection, opened: str) -> dict[str, Any]:
     """Read the ledger (the document with the state shared by all processes), or create it in an empty database.
 
     Args:
-        opened: name of the first commit in a new ledger.
+        opened: name of the first commit (set of uses between two checkpoints), for a new ledger.
+
+    Returns:
+        The ledger document.
 
     Raises:
         UserError: the database has another version.
     """
     ledger = link.run_durable(lambda base: base[LEDGER].find_one(THE_LEDGER))
     if ledger is None:
-        new: dict[str, Any] = {
+        new_ledger: dict[str, Any] = {
             "version": VERSION, "run": None, "trainer": 0, "head": None, "open": opened, "void": [], "brought": 0,
             "floor": 0,
         }  # fmt: skip
         link.run_durable(_create_indexes)
-        link.run_durable(lambda base: base[LEDGER].update_one(THE_LEDGER, {"$setOnInsert": new}, upsert=True))
+        # Another process may create it at the same time: then its ledger stays, and is read below.
+        link.run_durable(lambda base: base[LEDGER].update_one(THE_LEDGER, {"$setOnInsert": new_ledger}, upsert=True))
         ledger = link.run_durable(lambda base: base[LEDGER].find_one(THE_LEDGER))
     assert ledger is not None
     require_version(link.shown, ledger)
@@ -66,7 +71,7 @@ def open_ledger(link: MongoConnection, opened: str) -> dict[str, Any]:
 
 
 def require_version(where: str, ledger: Mapping[str, Any]) -> None:
-    """Raise UserError unless the ledger has this package's version.
+    """Raise UserError if another version of ajet, with another schema, created the database.
 
     Args:
         where: address of the database, for the error.
