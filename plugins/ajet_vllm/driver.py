@@ -32,7 +32,11 @@ class VllmDriver:
     """The EngineDriver of vLLM and of its and SGLang's servers."""
 
     def require_machine(self, config: AjetConfig) -> None:
-        """Check that a supported vLLM is installed; a server needs the tokenizer only."""
+        """Check that the packages for the engine are installed: vLLM, or only a tokenizer's for a running server.
+
+        Raises:
+            UserError: a package is missing, or vLLM has an unsupported version.
+        """
         needed_for = f"The model {config.model.path}"
         require_packages("transformers", "jinja2", extra="local", needed_for=needed_for)
         if not self.read_server_address(config):
@@ -40,7 +44,14 @@ class VllmDriver:
             require_vllm()
 
     def require_trainable(self, config: AjetConfig, *, looking: bool) -> None:
-        """Refuse a server, whose weights the trainer cannot change, and several adapters."""
+        """Raise ConfigError if the local backbone cannot train with this engine.
+
+        It cannot change the weights of a running server, and vLLM cannot sample with several adapters in training.
+
+        Args:
+            looking: True if the settings are only inspected, not launched: they may belong to a sampler with a server
+                that follows the trainer.
+        """
         if config.rollout.vllm.base_url is not None and not looking:
             raise ConfigError(
                 "The local backbone cannot change the weights of a vLLM server.",
@@ -62,7 +73,7 @@ class VllmDriver:
         return (config.rollout.vllm.base_url or "").rstrip("/").removesuffix("/v1").rstrip("/")
 
     def open_sampler(self, config: AjetConfig, source: ModelSource, tokenizer: Any) -> TokenEngine:
-        """Start vLLM with the model and its adapters, or connect to the server."""
+        """Return an engine with fixed weights: start vLLM with the model and its adapters, or connect to a server."""
         if config.rollout.vllm.base_url is None:
             names = Adapters.from_folder(source.folder).names
             return _start_vllm(config, source, choose_machine(config), adapters=names)
@@ -71,7 +82,10 @@ class VllmDriver:
         return open_remote(config, vocabulary=len(tokenizer))
 
     def open_follower(self, config: AjetConfig, source: ModelSource, tokenizer: Any) -> EngineFollower:
-        """Start a vLLM that gets later weights, or send them to the server."""
+        """Return an engine that receives a trainer's weights: start vLLM, or connect to a server.
+
+        A server gets the weights by requests, if it can load them.
+        """
         if config.rollout.vllm.base_url is None:
             return _VllmFollower(config, source, tokenizer)
         from ajet.engine.models import prepare_folder
@@ -82,10 +96,21 @@ class VllmDriver:
     def open_trained(
         self, config: AjetConfig, source: ModelSource, model: Any, weights: Weights, verdicts: VerdictCache | None
     ) -> PausableEngine:
-        """Start vLLM with a copy of the weights. Without adapters, check that every parameter was updated."""
+        """Start vLLM with a copy of the trainer's weights.
+
+        Without trained adapters, check that an update reaches every parameter of vLLM's model.
+
+        Args:
+            model: the trainer's model, whose device and number format vLLM uses.
+            weights: yields the trainer's tensors under the checkpoint's names.
+            verdicts: not used by this engine.
+
+        Raises:
+            UserError: vLLM cannot load the model or all of its weights.
+        """
         logger.info("starting vLLM; on a CPU this takes about a minute")
-        first = next(model.parameters())
-        engine = _start_vllm(config, source, (first.device, first.dtype), weights)
+        first_parameter = next(model.parameters())
+        engine = _start_vllm(config, source, (first_parameter.device, first_parameter.dtype), weights)
         try:
             if not config.trainer_common.lora.trains_adapters:
                 engine.check_weights()
@@ -102,18 +127,22 @@ class VllmDriver:
 
 
 class _VllmFollower(LocalFollower):
+    """vLLM in child processes, with weights that are replaced by those in a checkpoint folder."""
+
     def __init__(self, config: AjetConfig, source: ModelSource, tokenizer: Any) -> None:
+        """Start vLLM with the weights of model.path."""
         self._folder = Path()
         engine = _start_vllm(config, source, choose_machine(config), self._read_tensors)
         super().__init__(engine, tokenizer)
 
     def replace_weights(self, folder: Path, version: int) -> None:
-        """Send the weights of `folder` to vLLM."""
+        """Load the weights in `folder` into vLLM, as policy version `version`."""
         with open_saved_tensors(folder, {}):  # checks that the weights exist and are readable
             self._folder = folder
-            self.engine.weights_changed(version)
+            self.engine.weights_changed(version)  # reads the folder through `_read_tensors`
 
     def _read_tensors(self) -> Iterator[tuple[str, Any]]:
+        """Yield (name, tensor) of the weights to load into vLLM, under the checkpoint's names."""
         with open_saved_tensors(self._folder, None) as tensors:
             yield from tensors
 
@@ -125,6 +154,13 @@ def _start_vllm(
     weights: Weights | None = None,
     adapters: tuple[str, ...] = (),
 ) -> VllmEngine:
+    """Start vLLM with a model and the settings of `rollout`.
+
+    Args:
+        machine: device and number format.
+        weights: yields the tensors of an update under the checkpoint's names, or None if the weights never change.
+        adapters: names of the adapters in the model's folder that requests may select.
+    """
     import torch
 
     from ajet.engine.models import prepare_folder
@@ -148,7 +184,11 @@ def _start_vllm(
 
 
 def load_engine() -> type[VllmEngine]:
-    """Import the engine with the environment variables that vLLM reads during import. Raises UserError."""
+    """Import the engine's class while the environment variables are set that vLLM reads during its import.
+
+    Raises:
+        UserError: vLLM is missing, or has an unsupported version.
+    """
     from ajet_vllm.launch import environment
 
     require_vllm()

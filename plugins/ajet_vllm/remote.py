@@ -63,11 +63,7 @@ class CallNotStartedError(EngineFailure):
 
 
 class RemoteEngine:
-    """Samples from the server at `base_url`, from any event loop. `vocabulary`: number of ids of the model.
-
-    Raises:
-        UserError: the server cannot be used.
-    """
+    """Samples from a remote inference server. `generate` may be called from any event loop."""
 
     wire: Wire
     """Requests and responses of this kind of server."""
@@ -82,34 +78,51 @@ class RemoteEngine:
         silence: float = SILENCE,
         named: str = "",
     ) -> None:
-        """Connect to the server; `silence` and `named` as in RemoteServer."""
+        """Connect to the server, read its limits, and find out which logprobs it reports.
+
+        Args:
+            base_url: the server's address, with or without `/v1`.
+            vocabulary: number of token ids of the model.
+            max_model_len: maximum length of prompt plus reply in tokens, or None for the server's limit.
+            silence: seconds without data after which a request fails.
+            named: name of the setting of `silence`, for errors.
+
+        Raises:
+            ServerAwayError: the server does not answer.
+            UserError: the server cannot be used.
+        """
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.version = 0
         self._server = RemoteServer(self.base_url, api_key, silence=silence, named=named)
         self._vocabulary = vocabulary
         self._salt = secrets.token_urlsafe(16)
         self._idle = threading.Condition()
+        """Guards the state below, and is notified when a call ends."""
         self._closed = False
         self.calls: dict[asyncio.Task[None], TokenStream] = {}
+        """Running calls with the streams of their callers."""
         self._drain_count = 0
         """Number of active `drain_calls` blocks; no call starts while positive."""
         self._expected_weights: str | None = None
         """Confirmed name of the server's weights; None disables the check."""
         self.has_unknown_weights = False
         """True after a call found another name; no call starts until the next `confirm_weights`."""
-        first = min(silence, STARTUP_TIMEOUT_S)
+        startup_timeout = min(silence, STARTUP_TIMEOUT_S)
         server_version = ""
         try:
-            with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=build_timeout(first)) as client:
+            with httpx.Client(
+                base_url=self.base_url, headers=self.headers, timeout=build_timeout(startup_timeout)
+            ) as client:
                 served = self._read_served_model(client)
                 self.model = str(served["id"])
                 server_version = self._read_server_version(client)
-                longest = self.wire.find_max_length(client, served)
-                self.max_model_len = min(max_model_len or longest, longest)
+                server_limit = self.wire.find_max_length(client, served)
+                self.max_model_len = min(max_model_len or server_limit, server_limit)
+                # A request with a JSON schema needs logprobs of the sampled distribution, too.
                 self.reports_sampled = self.constrains = self._probe_logprobs(client)
         except httpx.ReadTimeout as error:
             raise ServerAwayError(
-                f"The {self.wire.kind} server hangs: it accepted a request and sent nothing for {first:g} s.",
+                f"The {self.wire.kind} server hangs: it accepted a request and sent nothing for {startup_timeout:g} s.",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
                 expected=f"a reply of {PROBE_TOKENS} tokens within that time",
                 do="check the server's log: it may still be loading the model, or it may be stuck",
@@ -151,11 +164,13 @@ class RemoteEngine:
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Stream one reply; closing the iterator early closes the connection, and the server aborts.
 
+        The call waits while other weights are loaded into the server.
+
         Raises:
             EngineFailure: the server refused, failed, or changed its weights meanwhile.
         """
         limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
-        needs_unit = not is_one_logprob(request.sampling)
+        needs_unit = not is_one_logprob(request.sampling)  # logprobs at temperature 1 need a second request
         if (problem := explain_missing_logprobs(self.wire, self.reports_sampled, request.sampling)) is not None:
             raise EngineFailure(f"the server {problem[0]}: {problem[1]}", retryable=False)
         loop = asyncio.get_running_loop()
@@ -170,13 +185,13 @@ class RemoteEngine:
                     chunk = await stream.next()
                     finished = chunk.finish is not None
                     yield chunk
-            except CallNotStartedError:
+            except CallNotStartedError:  # other weights are being loaded: wait for them and start again
                 continue
             finally:
                 task.cancel()
 
     def weights_changed(self, version: int) -> None:
-        """Set the version of the server's weights after running calls have ended.
+        """Set the policy version of the server's weights. Blocks until running calls have ended.
 
         Raises:
             ValueError: `version` is older than the current one.
@@ -200,7 +215,7 @@ class RemoteEngine:
             self.version = version
             self._expected_weights = name
             self.has_unknown_weights = False
-            self._salt = secrets.token_urlsafe(16)
+            self._salt = secrets.token_urlsafe(16)  # prefixes cached before are not reused
 
     @contextmanager
     def drain_calls(self, on_wait: Callable[[], None]) -> Iterator[None]:
@@ -223,18 +238,19 @@ class RemoteEngine:
                 self._drain_count -= 1
 
     def score(self, ids: Sequence[int]) -> list[float]:
-        """Return the server's log-probabilities of `ids[1:]` at temperature 1.
+        """Return the server's log-probabilities of `ids[1:]` at temperature 1, each given the tokens before it.
 
         Raises:
-            UserError: the server cannot score.
+            ServerAwayError: the server does not answer.
+            UserError: the server cannot score a text.
         """
-        known = [int(token) for token in ids]
+        token_ids = [int(token) for token in ids]
         try:
             with httpx.Client(
                 base_url=self.base_url, headers=self.headers, timeout=build_timeout(self._server.silence)
             ) as client:
-                body = self.wire.build_score_body(known, 1, secrets.token_urlsafe(16))
-                return self.wire.parse_scores(self._post_json(client, body), known[1:])
+                body = self.wire.build_score_body(token_ids, 1, secrets.token_urlsafe(16))
+                return self.wire.parse_scores(self._post_json(client, body), token_ids[1:])
         except (httpx.HTTPError, EngineFailure, ValueError) as error:
             why = self._server.clean(str(error)) or type(error).__name__
             raise choose_error_type(error)(
@@ -254,13 +270,15 @@ class RemoteEngine:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Request headers with the key, if set."""
+        """HTTP headers of each request: the API key, if one is set."""
         return self._server.headers
 
     def _make_cache_salt(self, version: int) -> str:
+        """Return the salt of a request's cached prefixes, so that neither versions nor clients share them."""
         return f"{self._salt}-{version}"
 
     def _read_served_model(self, client: httpx.Client) -> dict[str, Any]:
+        """Return the server's description of its first model, with its `id`."""
         response = client.get("/v1/models", timeout=20.0)
         if response.status_code >= 400:
             raise self._server.make_refusal_error(response.status_code, response.text)
@@ -283,17 +301,26 @@ class RemoteEngine:
         return version
 
     def _probe_logprobs(self, client: httpx.Client) -> bool:
-        """Sample and score some tokens. Return True if the server reports logprobs of the sampled distribution."""
+        """Return True if the server reports logprobs of the sampled distribution, False if at temperature 1.
+
+        Some tokens are sampled at another temperature and then scored at temperature 1. If the reported logprobs differ
+        from the scores, they are those of the sampled distribution.
+        """
         prompt = np.arange(1, 3, dtype=np.int32)
         limit = min(PROBE_TOKENS, self.max_model_len - len(prompt))
         request = TokenRequest(prompt, Sampling(limit, temperature=PROBE_TEMPERATURE), DrawKey(0, 0, 0, 0))
         body = {**self.wire.build_body(request, limit, self._make_cache_salt(0)), "stream": False}
         tokens, reported = self.wire.parse_drawn(self._post_json(client, body))
         body = self.wire.build_score_body([*prompt.tolist(), *tokens], len(prompt), self._make_cache_salt(0))
-        unit = self.wire.parse_scores(self._post_json(client, body), tokens)
-        return bool(np.abs(np.subtract(reported, unit)).mean() > SAME_LOGPROB_NATS)
+        logprobs_unit = self.wire.parse_scores(self._post_json(client, body), tokens)
+        return bool(np.abs(np.subtract(reported, logprobs_unit)).mean() > SAME_LOGPROB_NATS)
 
     def _post_json(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+        """Send a body to the route for token requests, and return the response's JSON object.
+
+        Raises:
+            EngineFailure: the server refuses the request.
+        """
         response = client.post(self.wire.route, json=body)
         if response.status_code >= 400:
             raise self._server.make_refusal_error(response.status_code, response.text)
@@ -301,9 +328,10 @@ class RemoteEngine:
         return answer
 
     async def _add_unit_logprobs(self, request: TokenRequest, held: list[TokenChunk], version: int) -> TokenChunk:
-        """Merge a reply's chunks, and add logprobs at temperature 1 from a second request to the server.
+        """Return a reply's chunks as one, with logprobs at temperature 1 from a second request to the server.
 
         Args:
+            request: the request that was answered.
             held: the chunks of the complete reply.
             version: policy version of the reply.
         """
@@ -326,6 +354,19 @@ class RemoteEngine:
     def _start_call(
         self, loop: asyncio.AbstractEventLoop, request: TokenRequest, limit: int, stream: TokenStream, needs_unit: bool
     ) -> asyncio.Task[None] | None:
+        """Start a call, and return its task, or None if no call may start now.
+
+        Calls wait while the server's weights are changed, or while they are not the confirmed ones.
+
+        Args:
+            loop: the caller's event loop.
+            limit: maximum number of tokens to sample.
+            stream: receives the chunks.
+            needs_unit: True to request logprobs at temperature 1 in a second request.
+
+        Raises:
+            EngineFailure: the engine is closed.
+        """
         with self._idle:
             if self._closed:
                 raise EngineFailure("the engine is closed", retryable=False)
@@ -336,12 +377,15 @@ class RemoteEngine:
             return task
 
     async def _require_expected(self, failure: type[EngineFailure] = EngineFailure) -> None:
-        """Raise `failure` unless the server's current name for its weights is the confirmed one."""
+        """Request the server's name for its weights, and raise `failure` unless it is the confirmed one.
+
+        Does nothing if the server has no names.
+        """
         if self._expected_weights is None:
             return
         answer = await self._open_client().get(self.wire.name_route)
-        known = answer.status_code == 200
-        name = self._server.parse_event(answer.text).get("weight_version") if known else f"status {answer.status_code}"
+        is_ok = answer.status_code == 200
+        name = self._server.parse_event(answer.text).get("weight_version") if is_ok else f"status {answer.status_code}"
         if name != self._expected_weights:
             self.has_unknown_weights = True
             raise failure(
@@ -349,7 +393,10 @@ class RemoteEngine:
             )
 
     def _check_weight_names(self, reply: StreamedReply) -> bool:
-        """Return False if the server did not name the weights of the reply's tokens.
+        """Check the names of the weights that sampled a reply, if the server sent them with it.
+
+        Returns:
+            False if it sent none: then `_require_expected` must be used.
 
         Raises:
             EngineFailure: other weights than the confirmed ones sampled some of them.
@@ -370,9 +417,19 @@ class RemoteEngine:
     async def _serve_call(
         self, request: TokenRequest, limit: int, version: int, stream: TokenStream, needs_unit: bool
     ) -> None:
+        """Send a request to the server, and put the chunks of its reply into the caller's stream.
+
+        If the reply does not finish, an EngineFailure is put into the stream as its last item. The last chunk is sent
+        once the weights that sampled the reply are verified.
+
+        Args:
+            limit: maximum number of tokens to sample.
+            version: policy version of the server's weights at the start of the call.
+            needs_unit: True if logprobs at temperature 1 need a second request. Then the reply is sent as one chunk.
+        """
         reply = self.wire.reply(request, version)
         held: list[TokenChunk] = []
-        failure = EngineFailure("the engine was closed")
+        failure = EngineFailure("the engine was closed")  # unless an error below says otherwise
         finished = False
         try:
             await self._require_expected(CallNotStartedError)
@@ -390,7 +447,7 @@ class RemoteEngine:
             if needs_unit:
                 merged = await self._add_unit_logprobs(request, held, version)
                 self._check_weight_names(reply)
-                await self._require_expected()
+                await self._require_expected()  # the second request may have seen other weights than the reply
                 stream.put(merged)
                 finished = True
         except EngineFailure as error:
@@ -402,13 +459,22 @@ class RemoteEngine:
                 stream.put(failure)
 
     async def _stream_chunks(self, body: dict[str, Any], reply: StreamedReply) -> AsyncIterator[TokenChunk]:
+        """Send a request, and yield the chunks of its streamed reply. The last chunk has the finish reason.
+
+        Args:
+            body: JSON body of the request.
+            reply: converts the server's events (lines `data: JSON`) to chunks.
+
+        Raises:
+            EngineFailure: the server refused the request, or its reply is incomplete or inconsistent.
+        """
         async with self._open_client().stream("POST", self.wire.route, json=body) as response:
             if response.status_code >= 400:
                 raise self._server.make_refusal_error(
                     response.status_code, (await response.aread()).decode("utf-8", "replace")
                 )
             async for line in response.aiter_lines():
-                data = line[5:].strip() if line.startswith("data:") else ""
+                data = line[5:].strip() if line.startswith("data:") else ""  # server-sent events; others are comments
                 if data == "[DONE]":
                     break
                 chunk = reply.read(self._server.parse_event(data)) if data else None
@@ -417,11 +483,13 @@ class RemoteEngine:
         yield reply.end()
 
     def _forget_call(self, task: asyncio.Task[None]) -> None:
+        """Remove an ended call from the running ones, and wake the threads that wait for the last one to end."""
         with self._idle:
             del self.calls[task]
             self._idle.notify_all()
 
     def _open_client(self) -> httpx.AsyncClient:
+        """Return the HTTP client of the running event loop. Raises EngineFailure if the engine is closed."""
         with self._idle:
             if self._closed:
                 raise EngineFailure("the engine is closed", retryable=False)
@@ -429,7 +497,10 @@ class RemoteEngine:
 
 
 def _includes_version(specifier: str, version: str) -> bool:
-    """True if a version matches the specifier; a build between two releases counts as well."""
+    """True if a version matches a specifier such as ">=0.28,<0.33", prereleases included.
+
+    A version in an unknown format does not match.
+    """
     try:
         return SpecifierSet(specifier).contains(version, prereleases=True)
     except InvalidVersion:

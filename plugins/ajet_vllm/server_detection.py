@@ -28,7 +28,10 @@ SECONDS = 20.0
 
 
 def open_remote(config: AjetConfig, *, vocabulary: int) -> RemoteEngine:
-    """Open the server of `rollout.vllm`.
+    """Connect to the server at `rollout.vllm.base_url`, of the kind that it is.
+
+    Args:
+        vocabulary: number of token ids of the model.
 
     Raises:
         ServerAwayError: the server does not answer.
@@ -37,21 +40,34 @@ def open_remote(config: AjetConfig, *, vocabulary: int) -> RemoteEngine:
     settings, rollout = config.rollout.vllm, config.rollout
     assert settings.base_url is not None
     key = read_api_key(settings.api_key_env) or None
-    kind = _detect_server(settings.base_url, key, settings.api_key_env)
-    silence, named = limit_silence(settings.timeout, TIMEOUT_KEY, rollout.episode_timeout)
-    made = kind(
+    engine_type = _detect_server(settings.base_url, key, settings.api_key_env)
+    # `silence`: seconds without data after which a request fails. `setting_name` names their setting in errors.
+    silence, setting_name = limit_silence(settings.timeout, TIMEOUT_KEY, rollout.episode_timeout)
+    engine = engine_type(
         settings.base_url,
         vocabulary=vocabulary,
         max_model_len=rollout.max_model_len,
         api_key=key,
         silence=silence,
-        named=named,
+        named=setting_name,
     )
-    made.require_logprobs(Sampling(1, rollout.temperature, rollout.top_p, rollout.top_k))
-    return made
+    engine.require_logprobs(Sampling(1, rollout.temperature, rollout.top_p, rollout.top_k))
+    return engine
 
 
 def _detect_server(base_url: str, key: str | None, key_name: str) -> type[RemoteSglang] | type[RemoteVllm]:
+    """Return the engine class for a server, by the owner that it names for its model.
+
+    A server with an unknown answer counts as vLLM: the engine's first request then says what is wrong.
+
+    Args:
+        key: the API key, or None.
+        key_name: the environment variable with the key, for the error.
+
+    Raises:
+        ServerAwayError: the server does not answer.
+        UserError: the address is invalid, or the server refuses the key.
+    """
     root = base_url.rstrip("/").removesuffix("/v1")
     try:
         with httpx.Client(base_url=root, headers={"Authorization": f"Bearer {key}"} if key else {}) as client:
@@ -71,7 +87,13 @@ def _detect_server(base_url: str, key: str | None, key_name: str) -> type[Remote
 
 
 def _build_key_error(url: str, status: int, key_name: str, *, given: bool) -> UserError:
-    """Return the error for a missing or wrong API key."""
+    """Return the error for a missing or wrong API key.
+
+    Args:
+        status: the response's HTTP status.
+        key_name: the environment variable with the key.
+        given: True if a key was sent.
+    """
     return UserError(
         f"The server {'refuses this API key' if given else 'requires an API key'} (status {status}).",
         where=f"ajet.rollout.vllm.base_url: {url}",

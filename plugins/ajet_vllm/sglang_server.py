@@ -46,6 +46,10 @@ class SglangWeights(ServerWeights):
         return str(self._parse_answer(self._send_request("GET", NAME_ROUTE)).get("weight_version"))
 
     def _load_folder(self, folder: Path, name: str) -> str:
+        """Load the weights in a folder and name them, in one request. Return the server's name afterwards.
+
+        Another name than `name` means that another process has loaded weights meanwhile.
+        """
         load: dict[str, Any] = {"model_path": str(folder), "weight_version": name, "flush_cache": True}
         self._parse_answer(
             self._send_request("POST", "/update_weights_from_disk", load),
@@ -66,31 +70,53 @@ for a reply of 16K tokens.
 
 
 class SglangReply(StreamedReply):
-    """Reads the events of one stream."""
+    """Reads the events of one streamed reply of an SGLang server."""
 
     def _read_event(self, event: dict[str, Any]) -> TokenChunk | None:
-        info = event["meta_info"]
-        # "stop" without a token id is a stop string, and no request has one
-        if (reason := info["finish_reason"]) is not None:
-            is_own_reason = reason["type"] != "stop" or isinstance(reason.get("matched"), int)
-            self._set_finish(reason["type"] if is_own_reason else None, reason)
-        new = int(info["completion_tokens"]) - self._tokens
-        if new < 0:
-            raise EngineFailure(f"the server streamed {self._tokens} tokens, but its count rose by {new} more")
-        return self._build_chunk(event["output_ids"], info["output_token_logprobs"], info, new) if new else None
+        """Return the new tokens of one event, or None if it has none.
 
-    def _build_chunk(self, ids: list[int], rows: list[list[Any]], info: dict[str, Any], new: int) -> TokenChunk:
-        if len(ids) < new or len(rows) < new:
+        Each event contains the complete reply up to then, so the tokens of earlier events are left out.
+        """
+        info = event["meta_info"]
+        # "stop" without a token id is a stop string, and no request has one: such a reply is refused.
+        if (reason := info["finish_reason"]) is not None:
+            is_expected = reason["type"] != "stop" or isinstance(reason.get("matched"), int)
+            self._set_finish(reason["type"] if is_expected else None, reason)
+        new_count = int(info["completion_tokens"]) - self._tokens
+        if new_count < 0:
             raise EngineFailure(
-                f"the server counts {new} new tokens, but sent {len(ids)} tokens with {len(rows)} log-probabilities"
+                f"the server streamed {self._tokens} tokens, but now counts only {self._tokens + new_count}"
             )
-        top = info["output_top_logprobs"][-new:] if self._top_logprobs else []
+        return (
+            self._build_chunk(event["output_ids"], info["output_token_logprobs"], info, new_count)
+            if new_count
+            else None
+        )
+
+    def _build_chunk(self, ids: list[int], rows: list[list[Any]], info: dict[str, Any], new_count: int) -> TokenChunk:
+        """Return the new tokens of an event as a chunk.
+
+        Args:
+            ids: token ids of the reply, the new ones last.
+            rows: (logprob, token id, ...) of each token, the new ones last.
+            info: the event's `meta_info`, with the likeliest tokens.
+            new_count: number of new tokens.
+
+        Raises:
+            EngineFailure: ids or logprobs are missing, or a logprob belongs to another token.
+        """
+        if len(ids) < new_count or len(rows) < new_count:
+            raise EngineFailure(
+                f"the server counts {new_count} new tokens, but sent {len(ids)} tokens with {len(rows)} "
+                "log-probabilities"
+            )
+        top_rows = info["output_top_logprobs"][-new_count:] if self._top_logprobs else []
         chunk = TokenChunk([], [], [], self._version)
-        for token, (logprob, named, *_) in zip(ids[-new:], rows[-new:], strict=True):
-            self._add_token(chunk, token, named, logprob)
-        # tokens excluded by a schema have null as logprob, because JSON lacks infinity
-        likely = [[(int(token), logprob) for logprob, token, *_ in row[: self._top_logprobs]] for row in top]
-        chunk.top = [[(token, float(logprob)) for token, logprob in row if logprob is not None] for row in likely]
+        for token, (logprob, logprob_token, *_) in zip(ids[-new_count:], rows[-new_count:], strict=True):
+            self._add_token(chunk, token, logprob_token, logprob)
+        # Tokens excluded by a schema have null as logprob, because JSON lacks infinity. They are left out.
+        likeliest = [[(int(token), logprob) for logprob, token, *_ in row[: self._top_logprobs]] for row in top_rows]
+        chunk.top = [[(token, float(logprob)) for token, logprob in row if logprob is not None] for row in likeliest]
         return chunk
 
 
@@ -109,14 +135,21 @@ class SglangWire(Wire):
     tested_versions = ">=0.5.23"
 
     def find_max_length(self, client: httpx.Client, served: dict[str, Any]) -> int:
-        """Return the longest accepted sequence, less than the context because SGLang reserves some tokens."""
+        """Return the longest sequence of prompt and reply that can be scored, in tokens.
+
+        It is shorter than the model's context, because SGLang reserves some tokens.
+        """
         return int(load_json(client.get(INFO_ROUTE).raise_for_status().content)["max_req_input_len"]) - 1
 
     def build_body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
-        """Build the JSON body of a generate request.
+        """Build the JSON body of a streamed generate request.
 
         Without stop ids the reply continues past the model's end token. With stop ids SGLang always stops at the end
         token, too.
+
+        Args:
+            limit: maximum number of tokens to sample.
+            salt: cached prefixes are shared only between requests with the same salt.
         """
         sampling = request.sampling
         params: dict[str, Any] = {
@@ -146,7 +179,12 @@ class SglangWire(Wire):
         }
 
     def build_score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
-        """Build the request that scores ids from position `first`."""
+        """Build the JSON body of a request for the log-probabilities of `ids[first:]`, without sampling.
+
+        Args:
+            ids: token ids of a text.
+            salt: cached prefixes are shared only between requests with the same salt.
+        """
         return {
             "input_ids": ids,
             "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
@@ -164,7 +202,7 @@ class SglangWire(Wire):
         """
         try:
             rows = answer["meta_info"]["input_token_logprobs"][-len(ids) :]
-            if [int(row[1]) for row in rows] != ids:
+            if [int(row[1]) for row in rows] != ids:  # a row is (logprob, token id, ...)
                 raise ValueError
             return [min(float(row[0]), 0.0) for row in rows]
         except (KeyError, TypeError, ValueError, IndexError) as problem:
@@ -173,7 +211,7 @@ class SglangWire(Wire):
             ) from problem
 
     def parse_drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
-        """Return the sampled ids and their logprobs from a response."""
+        """Return the sampled ids and their logprobs from a response that was not streamed."""
         rows = answer["meta_info"]["output_token_logprobs"]
         return [int(row[1]) for row in rows], [float(row[0]) for row in rows]
 

@@ -20,12 +20,15 @@ _open = 0
 
 @cache
 def folder() -> Path:
-    """Return the socket folder of this process."""
+    """Return the path of this process's folder for vLLM's sockets: a random name, the same in each call.
+
+    The folder exists while an engine is open.
+    """
     return Path(tempfile.gettempdir(), f"ajet-vllm-{secrets.token_hex(6)}")
 
 
 def opened() -> None:
-    """Count one more open engine."""
+    """Count one more open engine, and create the folder of sockets if it is missing."""
     global _open
     with _lock:
         _open += 1
@@ -33,7 +36,7 @@ def opened() -> None:
 
 
 def closed() -> None:
-    """Count one engine less, after its processes have ended."""
+    """Count one open engine less, after its processes have ended. The last one removes the folder of sockets."""
     global _open
     with _lock:
         _open -= 1

