@@ -68,21 +68,23 @@ def build_documents(entry: Kept, name: str, lease: Lease, redact: Redactor, *, a
     line = redact.row(json_values)
     json_values = json.loads(line)
     packed_arrays = zlib.compress(arrays, 1)
-    about = {
+    record_fields = {
         "_id": name,
-        **_build_about(entry.episode, json_values, lease),
+        **_build_record_fields(entry.episode, json_values, lease),
         "alone": entry.alone,
         "ended_by": entry.ended_by,
     }
-    about["digest"] = _digest_row(lease.order, entry.episode.uuid, entry.alone, entry.ended_by, json_values, arrays)
+    record_fields["digest"] = _digest_row(
+        lease.order, entry.episode.uuid, entry.alone, entry.ended_by, json_values, arrays
+    )
     if not as_text:
-        native = _build_native(about, json_values, packed_arrays, line, entry.episode.calls)
+        native = _build_native(record_fields, json_values, packed_arrays, line, entry.episode.calls)
         if native is not None and all(map(_is_storable, (*native.calls, *native.data, native.record))):
             return native
     # Some value cannot be a field of a document: store everything as compressed JSON.
     blobs = _split_chunks(name, "row", zlib.compress(json.dumps(json_values).encode()))
     blobs += _split_chunks(name, "arrays", packed_arrays)
-    return Documents(blobs, record={**about, "traj": [], "as_text": True, "blobs": len(blobs)})
+    return Documents(blobs, record={**record_fields, "traj": [], "as_text": True, "blobs": len(blobs)})
 
 
 def parse_documents(
@@ -123,17 +125,18 @@ def parse_documents(
     return Kept(decode(json_values, arrays), alone, ended_by)
 
 
-def _digest_row(order: int, uuid: str, alone: bool, ended_by: str, row: Document, arrays: bytes) -> str:
+def _digest_row(order: int, uuid: str, alone: bool, ended_by: str, json_values: Document, arrays: bytes) -> str:
     """Return the digest by which a reader detects that an episode was changed in the database.
 
     Args:
         order: the position of the episode's task.
         alone: True if the episode belongs to no group.
         ended_by: name of the sampler, or on a server the cause of the episode's end.
-        row: the episode as JSON values.
+        json_values: the episode as JSON values.
         arrays: the episode's arrays, uncompressed.
     """
-    line = json.dumps(row, sort_keys=True).encode()  # sorted, because MongoDB does not preserve the order of keys
+    # Keys are sorted, because MongoDB does not preserve their order.
+    line = json.dumps(json_values, sort_keys=True).encode()
     return digest_episode(order, uuid, alone, ended_by, line, arrays)
 
 
@@ -161,8 +164,10 @@ def describe_task(episode: Episode, redact: Redactor, count: int | None = None) 
 
 def _find_system_prompt(episode: Episode) -> str | None:
     """Return the system prompt of the episode's first call, or None if it has none or it is no plain text."""
-    first = episode.messages[episode.calls[0].messages[0]] if episode.calls and episode.calls[0].messages else {}
-    content = first.get("content") if first.get("role") == "system" else None
+    first_message = (
+        episode.messages[episode.calls[0].messages[0]] if episode.calls and episode.calls[0].messages else {}
+    )
+    content = first_message.get("content") if first_message.get("role") == "system" else None
     return content if isinstance(content, str) else None
 
 
@@ -171,11 +176,11 @@ def read_score(episode: Episode) -> float | None:
     return None if episode.reward is None else float(episode.reward)
 
 
-def _build_about(episode: Episode, row: Mapping[str, Any], lease: Lease) -> Document:
+def _build_record_fields(episode: Episode, json_values: Mapping[str, Any], lease: Lease) -> Document:
     """Return the record fields by which other readers of the database select episodes.
 
     Args:
-        row: the episode as JSON values, without secrets.
+        json_values: the episode as JSON values, without secrets.
         lease: the lease under which the episode is written.
     """
     states = {"completed": "completed", "failed": "failed"}  # of an unscored episode
@@ -183,32 +188,32 @@ def _build_about(episode: Episode, row: Mapping[str, Any], lease: Lease) -> Docu
         "traj_id": episode.uuid,
         "task": lease.order,
         "fence": lease.fence,
-        "tid": _clean_text(row["task"]["task_id"]),
+        "tid": _clean_text(json_values["task"]["task_id"]),
         "status": READY if episode.scored else states.get(episode.status, ABANDONED),
         "score": read_score(episode),
         "trained_count": 0,
         "last_trained_step": None,
         "created_at_step": episode.step,
-        "schema": row["schema"],
+        "schema": json_values["schema"],
     }
 
 
 def _build_native(
-    about: Document, row: dict[str, Any], packed_arrays: bytes, line: str, episode_calls: Sequence[Call]
+    record_fields: Document, json_values: dict[str, Any], packed_arrays: bytes, line: str, episode_calls: Sequence[Call]
 ) -> Documents | None:
     """Return the documents of an episode with its fields as MongoDB fields, so that queries can select by them.
 
     Args:
-        about: fields of the record that are the same in every form.
-        row: the episode as JSON values.
+        record_fields: fields of the record that are the same in every form.
+        json_values: the episode as JSON values.
         packed_arrays: the episode's arrays, compressed.
-        line: `row` as JSON text.
+        line: `json_values` as JSON text.
         episode_calls: the episode's model calls, whose log-probabilities are shown to other readers.
     """
-    name, score = about["_id"], about["score"]
+    name, score = record_fields["_id"], record_fields["score"]
     has_marked_keys = '"$' in line or f'"{MARK}' in line
     if has_marked_keys:
-        row = _mark_keys(row)
+        json_values = _mark_keys(json_values)
     calls = [
         {
             "_id": f"{name}/{number}",
@@ -223,7 +228,7 @@ def _build_native(
             "request": {name: call[name] for name in _REQUEST if name in call},
             "response": {name: value for name, value in call.items() if name not in _REQUEST},
         }
-        for number, call in enumerate(row["calls"])
+        for number, call in enumerate(json_values["calls"])
     ]
     # A span is (index of the call, ...): a part of the sequence that this call sampled.
     data = [
@@ -231,8 +236,8 @@ def _build_native(
             "_id": f"{name}/{number}",
             "record": name,
             "at": number,
-            "messages": _list_dialog(row["calls"][timeline["leaf"]]),
-            "tools": row["calls"][timeline["leaf"]]["tools"],
+            "messages": _list_dialog(json_values["calls"][timeline["leaf"]]),
+            "tools": json_values["calls"][timeline["leaf"]]["tools"],
             "scores": {str(span[0]): score for span in timeline["spans"]},
             "created_at_step": {
                 str(span[0]): calls[span[0]]["created_at_step"] for span in timeline["spans"]
@@ -241,16 +246,16 @@ def _build_native(
             "reward": score,
             "timeline": timeline,
         }
-        for number, timeline in enumerate(row["timelines"])
+        for number, timeline in enumerate(json_values["timelines"])
     ]  # fmt: skip
     stored_separately = {"messages", "tools", "calls", "timelines"}
     record = {
-        **about,
-        "traj": row["messages"],
-        "tools": row["tools"],
+        **record_fields,
+        "traj": json_values["messages"],
+        "tools": json_values["tools"],
         "calls": len(calls),
         "timelines": len(data),
-        "meta": {name: value for name, value in row.items() if name not in stored_separately},
+        "meta": {name: value for name, value in json_values.items() if name not in stored_separately},
     }
     if has_marked_keys:
         record["marked"] = True

@@ -144,6 +144,7 @@ class MongoLeftovers:
         """Return the total size in bytes of the named records and their parts."""
 
         def sum_bytes(base: Database[dict[str, Any]], name: str) -> int:
+            """Return the size of the documents in one collection."""
             match_names = {"_id" if name == RECORD else "record": {"$in": list(names)}}
             sum_sizes: dict[str, Any] = {"$group": {"_id": None, "size": {"$sum": {"$bsonSize": "$$ROOT"}}}}
             stages: list[dict[str, Any]] = [{"$match": match_names}, sum_sizes]
@@ -332,8 +333,9 @@ class MongoReading:
     def begun(self) -> int:
         """Return the number of positions of the training order that were leased at least once."""
         leased = {"_id": {"$gte": 0}, "status": {"$nin": list(NEVER_HAD)}}
-        last = self._link.find(TASK, leased, {"_id": 1}, order=-1, limit=1)  # positions are leased in order, from 0
-        return int(last[0]["_id"]) + 1 if last else int(self._read_ledger()["floor"])
+        # Positions are leased in order, from 0.
+        last_leased = self._link.find(TASK, leased, {"_id": 1}, order=-1, limit=1)
+        return int(last_leased[0]["_id"]) + 1 if last_leased else int(self._read_ledger()["floor"])
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
         """Return the numbers of the positions that have episodes, in ascending order.

@@ -140,10 +140,10 @@ class MongoStore:
         if not entries:
             return
         ends = self.records.build_ends(entries)
-        about = describe_task(entries[0].episode, self._redact, self._epoch_task_count)
+        task_fields = describe_task(entries[0].episode, self._redact, self._epoch_task_count)
         for attempt_number in range(MAX_TRIES):
             presence_check = self.records.write_episodes(lease, entries, ends, is_acknowledged=attempt_number > 0)
-            change = changes.build_put(lease, ends, about, self._lease_seconds)
+            change = changes.build_put(lease, ends, task_fields, self._lease_seconds)
             position = self.positions.name_records(lease, presence_check, change)
             is_held = position.get("status") == RUNNING and position.get("fence") == lease.fence
             record_by_uuid = {end["uuid"]: end["record"] for end in position.get("ends") or ()}
@@ -210,12 +210,16 @@ class MongoStore:
             self.records.note_advantages(advantage_by_record, step)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
-        """End positions whose groups no further step trains on. The next `commit` makes this valid. Raises as `use`.
+        """End positions whose groups no further step trains on. The next `commit` makes this valid.
 
         Args:
             orders: the positions.
             step: training step that records the discard.
             reason: why the groups are not trained on.
+
+        Raises:
+            LeaseLostError: a position is neither leased nor closed, or was used by this or a later step.
+            TrainerFencedError: this process is not the store's trainer.
         """
         self._end_positions(orders, step, reason)
 
@@ -251,9 +255,9 @@ class MongoStore:
         """
         with self._hold_lock():
             self._ledger.require_trainer()
-            last = changes.match_last_use(self._ledger.list_held_commits())
-            last["$elemMatch"]["step"] = {"$lte": step}
-            tasks = self.link.find(TASK, {"status": OVER, "uses": last, "ends": {"$ne": None}}, {"ends": 1})
+            old_last_use = changes.match_last_use(self._ledger.list_held_commits())
+            old_last_use["$elemMatch"]["step"] = {"$lte": step}
+            tasks = self.link.find(TASK, {"status": OVER, "uses": old_last_use, "ends": {"$ne": None}}, {"ends": 1})
             orders = [task["_id"] for task in tasks]
             for start in range(0, len(tasks), 100):
                 self.records.remove([end["record"] for task in tasks[start : start + 100] for end in task["ends"]])

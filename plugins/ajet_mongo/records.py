@@ -181,11 +181,12 @@ class EpisodeRecords:
             orders_by_use[list_steps(position, names), reasons[-1] if reasons else None].append(position["_id"])
 
         def update_records(base: Database[dict[str, Any]]) -> None:
+            """Update the records of all positions, with one update per combination of steps and discard reason."""
             for (steps, reason), orders in orders_by_use.items():
                 trainable = {"task": {"$in": orders}, "$or": [{"status": READY}, {"untrained": {"$exists": True}}]}
                 removal: Document = {"$pull": {"advantages": {"step": {"$nin": list(steps)}}}}
                 fields: Document = {"trained_count": len(steps), "last_trained_step": steps[-1] if steps else None}
-                if reason and not steps:
+                if reason and not steps:  # discarded without ever being trained on
                     change: Document = {"$set": {**fields, "status": ABANDONED, "untrained": reason}, **removal}
                 else:
                     change = {"$set": {**fields, "status": READY}, "$unset": {"untrained": ""}, **removal}

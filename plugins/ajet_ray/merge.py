@@ -123,24 +123,29 @@ class _Shards:
         Raises:
             UserError: a part is missing, or the tensor is split along several dimensions of the device mesh.
         """
-        first = self._ranks[0][name]
-        if not isinstance(first, DTensor):  # every rank has the complete tensor
-            return first
-        split_dims = [mesh_dim for mesh_dim, placement in enumerate(first.placements) if type(placement) is Shard]
+        rank0_tensor = self._ranks[0][name]
+        if not isinstance(rank0_tensor, DTensor):  # every rank has the complete tensor
+            return rank0_tensor
+        split_dims = [
+            mesh_dim for mesh_dim, placement in enumerate(rank0_tensor.placements) if type(placement) is Shard
+        ]
         # Compare exact types: a subclass of Shard, such as a strided one, orders its parts differently.
-        if len(split_dims) > 1 or any(type(placement) not in (Shard, Replicate) for placement in first.placements):
+        if len(split_dims) > 1 or any(
+            type(placement) not in (Shard, Replicate) for placement in rank0_tensor.placements
+        ):
             raise UserError(
-                f"The tensor {name} is distributed over the processes as {first.placements}, which ajet cannot merge.",
+                f"The tensor {name} is distributed over the processes as {rank0_tensor.placements}, which ajet cannot "
+                "merge.",
                 where=str(self._folder),
                 expected="one split dimension, as FSDP writes it",
             )
         if not split_dims:
-            return first.to_local()
+            return rank0_tensor.to_local()
         # Along replicated mesh dimensions (HSDP) all ranks hold equal parts: index 0 there, all ranks on the split one.
-        mesh_index: list[Any] = [0] * first.device_mesh.mesh.ndim
+        mesh_index: list[Any] = [0] * rank0_tensor.device_mesh.mesh.ndim
         mesh_index[split_dims[0]] = slice(None)
-        ranks = first.device_mesh.mesh[tuple(mesh_index)].tolist()
-        split_placement = first.placements[split_dims[0]]
+        ranks = rank0_tensor.device_mesh.mesh[tuple(mesh_index)].tolist()
+        split_placement = rank0_tensor.placements[split_dims[0]]
         assert isinstance(split_placement, Shard)
         local_tensors = []
         for rank in ranks:
@@ -149,10 +154,10 @@ class _Shards:
                 raise _make_incomplete_error(self._folder / f"model_world_size_{len(self._ranks)}_rank_{rank}.pt")
             local_tensors.append(rank_tensor.to_local())
         tensor = torch.cat(local_tensors, dim=split_placement.dim)
-        if tensor.shape != first.shape:
+        if tensor.shape != rank0_tensor.shape:
             raise UserError(
                 f"The parts of the tensor {name} have together the shape {tuple(tensor.shape)}, not "
-                f"{tuple(first.shape)}.",
+                f"{tuple(rank0_tensor.shape)}.",
                 where=str(self._folder),
                 expected="the shards of one checkpoint",
             )

@@ -149,24 +149,24 @@ class RayRecord:
         Raises:
             UserError: all episodes of a whole batch of groups failed, or the last four batches had no score.
         """
-        first = group.episodes[0]
-        if first.split == "train" and not self._tickets.close(group, step):
+        first_episode = group.episodes[0]
+        if first_episode.split == "train" and not self._tickets.close(group, step):
             return  # the group was recorded before: the process that had received it died, and it was sent again
         # With remote samplers the announcer writes the number of groups in each state, here nobody else does.
-        if first.split == "train" and "samplers" not in (self._run.status.get("depths") or {}):
+        if first_episode.split == "train" and "samplers" not in (self._run.status.get("depths") or {}):
             self._run.status.set(depths={"leased": len(self._tickets.list_begun())})
         for episode in group.episodes:
             self._sink.on_episode(episode)
-        if first.split == "validation":
+        if first_episode.split == "validation":
             self._validation_groups.append(group)
             return
         self._failed = [] if group.scored else [*self._failed, group]  # only consecutive groups count
         if len(self._failed) >= self.settings.data.train_batch_size:
-            refuse_if_all_failed(list_episodes(self._failed), first.step)
+            refuse_if_all_failed(list_episodes(self._failed), first_episode.step)
         if len(self._failed) >= HOPELESS * self.settings.data.train_batch_size:
             raise UserError(
                 f"No episode of the last {len(self._failed)} tasks was scored, so there is nothing to train on.",
-                where=f"step {first.step}",
+                where=f"step {first_episode.step}",
                 expected="rewards from the workflow or the judge",
                 do="run the same YAML with --backbone debug: it shows the judge's verdict of each episode",
             )

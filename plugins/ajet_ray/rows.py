@@ -58,10 +58,10 @@ def build_rows(
         return []
     trained = [timeline for timeline in episode.timelines if timeline.sampled]
     packed = {"episodes": [pack_episode(packable) for packable in (episode, *others)]}
-    about = {"uuid": episode.uuid, "order": group_order, "count": len(trained)}
+    ajet_fields = {"uuid": episode.uuid, "order": group_order, "count": len(trained)}
     if not trained:
-        return [build_empty_row(episode, about | packed, policy_version, routed_shape)]
-    rows = _build_timeline_rows(episode, trained, about, packed, policy_version)
+        return [build_empty_row(episode, ajet_fields | packed, policy_version, routed_shape)]
+    rows = _build_timeline_rows(episode, trained, ajet_fields, packed, policy_version)
     return _add_experts(rows, episode, trained) if routed_shape else rows
 
 
@@ -106,19 +106,25 @@ def _add_experts(rows: list[dict[str, Any]], episode: Episode, trained: Sequence
 
 
 def _build_timeline_rows(
-    episode: Episode, trained: Sequence[Timeline], about: dict[str, Any], packed: dict[str, Any], policy_version: int
+    episode: Episode,
+    trained: Sequence[Timeline],
+    ajet_fields: dict[str, Any],
+    packed: dict[str, Any],
+    policy_version: int,
 ) -> list[dict[str, Any]]:
     """Build one row per timeline.
 
     Args:
         trained: the episode's timelines with sampled tokens.
-        about: values for `extra_fields["ajet"]` of every row.
+        ajet_fields: values for `extra_fields["ajet"]` of every row.
         packed: further values for the first row only: the packed episodes, which travel once.
         policy_version: version of the row's tokens if the episode's calls have no versions.
     """
     calls = {call.index: call for call in episode.calls}
     return [
-        _build_row(episode, about | {"index": index} | (packed if index == 0 else {}), timeline, calls, policy_version)
+        _build_row(
+            episode, ajet_fields | {"index": index} | (packed if index == 0 else {}), timeline, calls, policy_version
+        )
         for index, timeline in enumerate(trained)
     ]
 
@@ -152,19 +158,20 @@ def rebuild_groups(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> 
     timelines: list[Timeline | None] = [None] * len(keys)
     episodes_by_group: dict[tuple[int, str], list[Episode]] = {}
     for (uid, _), row_by_index in rows_by_episode.items():
-        about = fields["extra_fields"][next(iter(row_by_index.values()))]["ajet"]
-        indices = list(range(max(about["count"], 1)))  # an episode without timelines has one untrained row
+        ajet_fields = fields["extra_fields"][next(iter(row_by_index.values()))]["ajet"]
+        indices = list(range(max(ajet_fields["count"], 1)))  # an episode without timelines has one untrained row
         if sorted(row_by_index) != indices:
             raise ValueError(
-                f"episode {about['uuid']}: of {about['count']} timelines only {sorted(row_by_index)} arrived"
+                f"episode {ajet_fields['uuid']}: of {ajet_fields['count']} timelines only "
+                f"{sorted(row_by_index)} arrived"
             )
         rows = [{name: fields[name][row_by_index[index]] for name in FIELDS} for index in indices]
         # The first row carries its episode, and failed or unscored episodes of the group, which have no rows.
         row_episodes = [unpack_episode(packed) for packed in rows[0]["extra_fields"]["ajet"]["episodes"]]
-        row_episodes[0] = _cut_episode(row_episodes[0], rows, about["count"])
+        row_episodes[0] = _cut_episode(row_episodes[0], rows, ajet_fields["count"])
         for index, timeline in enumerate(row_episodes[0].timelines):
             timelines[row_by_index[index]] = timeline
-        episodes_by_group.setdefault((about["order"], uid), []).extend(row_episodes)
+        episodes_by_group.setdefault((ajet_fields["order"], uid), []).extend(row_episodes)
     groups = []
     for order, uid in sorted(episodes_by_group):
         episodes = sorted(episodes_by_group[order, uid], key=lambda episode: episode.repeat)
@@ -203,14 +210,14 @@ def _cut_timeline(timeline: Timeline) -> Timeline:
 
 
 def _build_row(
-    episode: Episode, about: dict[str, Any], timeline: Timeline, calls: Mapping[int, Call], policy_version: int
+    episode: Episode, ajet_fields: dict[str, Any], timeline: Timeline, calls: Mapping[int, Call], policy_version: int
 ) -> dict[str, Any]:
     """Build the row of a timeline: keyword arguments of verl's `AgentLoopOutput`.
 
     The prompt is all tokens before the first sampled token, the response the tokens up to the last sampled one.
 
     Args:
-        about: values for `extra_fields["ajet"]`.
+        ajet_fields: values for `extra_fields["ajet"]`.
         calls: the episode's calls by index.
         policy_version: version of the row's tokens if the timeline's calls have no versions.
 
@@ -220,7 +227,7 @@ def _build_row(
     sampled = np.flatnonzero(timeline.mask)
     start, stop = int(sampled[0]), int(sampled[-1]) + 1
     if start == 0:
-        raise ValueError(f"timeline {about['index']} of episode {episode.uuid} begins with a sampled token")
+        raise ValueError(f"timeline {ajet_fields['index']} of episode {episode.uuid} begins with a sampled token")
     timeline_calls = [calls[span.call] for span in timeline.spans if span.call in calls]
     leaf = calls.get(timeline.leaf)
     urls = _list_images(episode, timeline_calls)
@@ -232,7 +239,7 @@ def _build_row(
         "num_turns": len(leaf.messages) + (leaf.reply is not None) if leaf else 0,
         "metrics": {"generate_sequences": sum(call.ended - call.started for call in timeline_calls)},
         **({"multi_modal_data": {"images": [picture(url) for url in urls]}} if urls else {}),
-        **_build_verdict_fields(episode, about, timeline_calls, policy_version),
+        **_build_verdict_fields(episode, ajet_fields, timeline_calls, policy_version),
     }
 
 
@@ -267,14 +274,14 @@ def build_empty_row(
 
 
 def _build_verdict_fields(
-    episode: Episode, about: dict[str, Any], calls: Sequence[Call], policy_version: int
+    episode: Episode, ajet_fields: dict[str, Any], calls: Sequence[Call], policy_version: int
 ) -> dict[str, Any]:
     """Build a row's reward and `extra_fields`.
 
     `reward_extra_info` leaves out the reward: verl adds it there itself, and a second one would count twice.
 
     Args:
-        about: values for `extra_fields["ajet"]`, read by `rebuild_groups`.
+        ajet_fields: values for `extra_fields["ajet"]`, read by `rebuild_groups`.
         calls: the calls that sampled the row's tokens.
         policy_version: version of the row's tokens if the calls have no versions.
     """
@@ -286,7 +293,7 @@ def _build_verdict_fields(
             "reward_extra_info": {"success": None if success is None else float(success)},
             "min_global_steps": span.low,  # verl's names of the oldest and newest policy version
             "max_global_steps": span.high,
-            "ajet": about,
+            "ajet": ajet_fields,
         },
     }
 

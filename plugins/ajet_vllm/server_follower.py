@@ -117,7 +117,10 @@ class ServerFollower(EngineFollower):
         *,
         is_leader: bool,
     ) -> bool:
-        """Load a policy version into the server once, as `load_weights` does.
+        """Load a policy version into the server, in one attempt. The arguments are those of `load_weights`.
+
+        Returns:
+            False if the server cannot load weights and has another version.
 
         Raises:
             ServerAwayError: the server does not answer.
