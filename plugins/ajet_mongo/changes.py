@@ -40,17 +40,17 @@ _DEFAULTS: Document = {
 
 
 def match_lease(lease: Lease) -> Document:
-    """Match the position of a lease, unless another process has leased it since."""
+    """Return the filter of a lease's task position, which does not match if another process has leased it since."""
     return {"_id": lease.order, "status": RUNNING, "fence": lease.fence}
 
 
 def build_deadline(seconds: float) -> Document:
-    """Return the fields of a position whose lease ends `seconds` from now, by the server's clock."""
+    """Return the fields of a task position whose lease ends `seconds` from now, by the server's clock."""
     return {"until": {"$add": ["$$NOW", int(1000 * seconds)]}, "seconds": seconds}  # MongoDB adds milliseconds
 
 
 def build_claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
-    """Return the update that leases a free or new position.
+    """Return the update that leases a free or new task position.
 
     Args:
         holder: name of the process that leases the position.
@@ -74,7 +74,7 @@ def build_claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
 
 
 def match_available(floor: int, below: int | None) -> Document:
-    """Return the filter of task documents whose positions can be leased.
+    """Return the filter of task positions that can be leased.
 
     Args:
         floor: all lower positions are finished.
@@ -87,7 +87,7 @@ def match_available(floor: int, below: int | None) -> Document:
 
 
 def match_expired() -> Document:
-    """Match positions whose lease by a process other than the trainer has expired.
+    """Return the filter of task positions whose lease by a process other than the trainer has expired.
 
     A deadline more than two lease times ahead counts as expired, too: the server's clock was set back.
     """
@@ -97,7 +97,7 @@ def match_expired() -> Document:
 
 
 def match_earlier_trainers(latest: int) -> Document:
-    """Match positions leased by a trainer that a later one has replaced.
+    """Return the filter of task positions leased by a trainer that a later one has replaced.
 
     Args:
         latest: number of the latest trainer.
@@ -106,7 +106,9 @@ def match_earlier_trainers(latest: int) -> Document:
 
 
 def record_failure(reason: str, limit: int) -> Update:
-    """Return the update after a failed attempt: the position can be leased again, or is dead after `limit` failures.
+    """Return the update of a task position after a failed attempt.
+
+    The position can be leased again, or is dead (leased no more) after `limit` failures.
 
     Args:
         reason: text of the failure.
@@ -118,13 +120,13 @@ def record_failure(reason: str, limit: int) -> Update:
 
 
 def mark_dead(reason: str) -> Update:
-    """Return the update after which a position is not leased any more ("dead letter"), with the reason."""
+    """Return the update after which a task position is not leased any more ("dead letter"), with the reason."""
     reasons = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
     return [{"$set": {"reasons": reasons, "status": DEAD}}]
 
 
 def match_record(order: int, record: str) -> Document:
-    """Match an unfinished position that refers to a record, the main document of an episode.
+    """Return the filter of an unfinished task position that refers to a record, the main document of an episode.
 
     Args:
         order: number of the position.
@@ -134,7 +136,7 @@ def match_record(order: int, record: str) -> Document:
 
 
 def record_expiry(limit: int) -> Update:
-    """Return the update after a lease expired, which counts as a failed attempt.
+    """Return the update of a task position after its lease expired, which counts as a failed attempt.
 
     Args:
         limit: number of failed attempts after which a position is not leased any more.
@@ -143,7 +145,7 @@ def record_expiry(limit: int) -> Update:
 
 
 def build_put(lease: Lease, ends: Sequence[Mapping[str, Any]], about: Mapping[str, Any], seconds: float) -> Update:
-    """Return the update that adds references to episodes to a position, if the lease is still valid.
+    """Return the update that adds references to episodes to a task position, if the lease is still valid.
 
     Args:
         ends: references to records with uuid and score; uuids that the position has already are left out.
@@ -164,7 +166,7 @@ def build_put(lease: Lease, ends: Sequence[Mapping[str, Any]], about: Mapping[st
 
 
 def build_use(of: str, step: int, reason: str | None) -> Update:
-    """Return the update that ends a position because a step used or discarded its group.
+    """Return the update that ends a task position because a step used or discarded its group.
 
     Args:
         of: name of the commit (set of uses between two checkpoints) with which the use becomes valid.
@@ -176,10 +178,10 @@ def build_use(of: str, step: int, reason: str | None) -> Update:
 
 
 def build_reuse(of: str, step: int) -> Update:
-    """Return the update for a training step that used a group which a later step may use again.
+    """Return the update of a task position whose group a step used and a later step may use again.
 
     Args:
-        of: name of the commit with which the use becomes valid.
+        of: name of the commit (set of uses between two checkpoints) with which the use becomes valid.
         step: training step.
     """
     use = {"of": of, "step": step, "reason": None, "again": True}
@@ -187,7 +189,7 @@ def build_reuse(of: str, step: int) -> Update:
 
 
 def match_use(of: str, step: int) -> Document:
-    """Match positions whose group a step used or discarded.
+    """Return the filter of task positions whose group a step used or discarded.
 
     Args:
         of: name of the commit (set of uses between two checkpoints) to which the use belongs.
@@ -197,7 +199,7 @@ def match_use(of: str, step: int) -> Document:
 
 
 def undo_use(of: str, step: int) -> Update:
-    """Return the update that removes a step's use of a position, and restores the position's state before it.
+    """Return the update that removes a step's use of a task position, and restores the position's state before it.
 
     Args:
         of: name of the commit (set of uses between two checkpoints) to which the use belongs.
@@ -209,7 +211,7 @@ def undo_use(of: str, step: int) -> Update:
 
 
 def reopen_position() -> Update:
-    """Return the update that reopens a position whose last use is invalid.
+    """Return the update that reopens a task position whose last use by a training step was undone.
 
     The position is closed (has a complete group) if it ever was, else it waits for a lease.
     """
@@ -217,8 +219,11 @@ def reopen_position() -> Update:
 
 
 def match_last_use(names: Iterable[str]) -> Document:
-    """Match a list of uses (the field `uses` of a position) with a final one in any of these commits.
+    """Return the filter of a task position's field `uses` that requires a final use in one of some commits.
 
-    After a final use no step uses the group any more.
+    After a final use no step uses the position's group any more.
+
+    Args:
+        names: names of the commits. A commit is the set of uses between two checkpoints.
     """
     return {"$elemMatch": {"of": {"$in": list(names)}, "again": {"$ne": True}}}

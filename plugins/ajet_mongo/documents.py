@@ -141,7 +141,7 @@ def _digest_row(order: int, uuid: str, alone: bool, ended_by: str, json_values: 
 
 
 def describe_task(episode: Episode, redact: Redactor, count: int | None = None) -> Document:
-    """Return the fields about the task for a position's document, for readers of the database.
+    """Return the fields about the task for a task position's document, for readers of the database.
 
     Texts are redacted and cut after 2,000 characters, and metadata that is no text is left out.
 

@@ -120,8 +120,8 @@ class MongoLeftovers:
         """Find documents that killed clients have left.
 
         Returns:
-            Names of records (main documents of episodes) that no position refers to, and names of missing records whose
-            parts exist. Both lists are empty for a database of another version.
+            Names of records (main documents of episodes) that no task position refers to, and names of missing records
+            whose parts (other documents) exist. Both lists are empty for a database of another version.
         """
         if not self.link.find(LEDGER, {**THE_LEDGER, "version": VERSION}, {"_id": 1}):
             return [], []
@@ -141,7 +141,7 @@ class MongoLeftovers:
         return self._records.find_unnamed(), sorted(missing_records)
 
     def size(self, names: Sequence[str]) -> int:
-        """Return the total size in bytes of the named records and their parts."""
+        """Return the total size in bytes of records (main documents of episodes) and their other documents."""
 
         def sum_bytes(base: Database[dict[str, Any]], name: str) -> int:
             """Return the size of the documents in one collection."""
@@ -153,11 +153,11 @@ class MongoLeftovers:
         return self.link.run_durable(lambda base: sum(sum_bytes(base, name) for name in (RECORD, CALL, DATA, BLOB)))
 
     def remove(self, unnamed: Sequence[str], without: Sequence[str]) -> None:
-        """Remove leftovers.
+        """Remove documents of episodes that killed clients have left.
 
         Args:
-            unnamed: names of records that no position refers to.
-            without: names of missing records whose parts exist.
+            unnamed: names of records (main documents of episodes) that no task position refers to.
+            without: names of missing records whose parts (other documents) exist.
         """
         from pymongo.errors import DuplicateKeyError
 
@@ -231,8 +231,8 @@ def _survey_link(link: MongoConnection) -> list[Finding]:
 def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
     """Return findings about a store's database.
 
-    These are its schema version, missing indexes, contents, positions given up, the trainer's policy, and the trainers
-    and samplers that use it.
+    These are its schema version, missing indexes, contents, tasks given up, the trainer's policy, and the trainers and
+    samplers that use it.
     """
     ledger = base[LEDGER].find_one(THE_LEDGER)
     if ledger is None:
@@ -301,7 +301,7 @@ class MongoReading:
     """Reads a store in MongoDB without changing it. Implements `ajet.store.reader.StoreReader`."""
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
-        """Connect, and read the run's id, its settings and the valid commits.
+        """Connect, and read the run's id, its settings and the valid commits (sets of uses between checkpoints).
 
         Args:
             login: user and password, or None.
@@ -338,7 +338,7 @@ class MongoReading:
         return int(last_leased[0]["_id"]) + 1 if last_leased else int(self._read_ledger()["floor"])
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
-        """Return the numbers of the positions that have episodes, in ascending order.
+        """Return the positions (places in the training order) of tasks that have episodes, in ascending order.
 
         Args:
             beginning: only positions with an episode whose uuid begins so.
@@ -379,7 +379,7 @@ class MongoReading:
         return build_stored_position(order, STATES[document["status"]], episodes, steps, reasons[-1] if reasons else "")
 
     def _find_position(self, order: int) -> Document | None:
-        """Return the document of a position, or None if it does not exist or has no episodes."""
+        """Return the document of a task position, or None if it does not exist or has no episodes."""
         tasks = self._link.find(TASK, {"_id": order, "ends.0": {"$exists": True}})
         return tasks[0] if tasks else None
 

@@ -30,7 +30,7 @@ class Ledger:
 
     @property
     def floor(self) -> int:
-        """The lowest position that may be unfinished. Documents of lower positions are deleted."""
+        """The lowest position in the training order that may be unfinished. Lower ones have no documents any more."""
         return int(self._document["floor"])
 
     @property
@@ -40,16 +40,19 @@ class Ledger:
 
     @property
     def open(self) -> str:
-        """The name of the next commit, which uses of positions refer to before the commit is made."""
+        """The name of the next commit, which will make all uses of groups since the last checkpoint valid."""
         return str(self._document["open"])
 
     @property
     def void(self) -> list[str]:
-        """Names of commits that earlier trainers did not finish. Uses that refer to such a commit are undone."""
+        """Names of commits that earlier trainers did not finish. Uses of groups in such a commit are undone.
+
+        A commit is the set of uses between two checkpoints.
+        """
         return list(self._document["void"])
 
     def refresh(self) -> None:
-        """Read the ledger from the database again."""
+        """Read the ledger, the document with the state shared by all processes, from the database again."""
         (self._document,) = self._link.find(LEDGER, THE_LEDGER)
 
     def refresh_floor(self) -> None:
@@ -64,7 +67,7 @@ class Ledger:
             raise fenced_trainer_error(self._link.shown, self.own, self.trainer)
 
     def amend(self, change: Any) -> None:
-        """Change the ledger as its trainer.
+        """Change the ledger (the document with the shared state), if this process is still the trainer.
 
         Args:
             change: an update in MongoDB's language.
@@ -110,16 +113,16 @@ class Ledger:
         self._link.run_durable(lambda base: base[LEDGER].update_one(THE_SETTINGS, change, upsert=True))
 
     def begin_commit(self) -> str:
-        """Create the commit that the uses since the latest one refer to, and return its name.
+        """Create the commit of all uses of groups since the last checkpoint, and return its name.
 
-        A commit names the one before it. The uses stay invalid until `end_commit`.
+        A commit names the one before it. Its uses stay invalid until `end_commit`.
         """
         name, change = self.open, {"$setOnInsert": {"earlier": self._document["head"]}}
         self._link.run_durable(lambda base: base[COMMITS].update_one({"_id": name}, change, upsert=True))
         return name
 
     def end_commit(self, name: str) -> None:
-        """Make a commit the latest one, so that its uses become valid.
+        """Make a commit (set of uses between two checkpoints) the latest one, so that its uses become valid.
 
         Raises:
             TrainerFencedError: another process has become the trainer.
@@ -127,11 +130,11 @@ class Ledger:
         self.amend({"$set": {"head": name, "open": uuid.uuid4().hex}})
 
     def list_held_commits(self) -> list[str]:
-        """List the names of the valid commits: the latest one (`head`) and all before it."""
+        """List the names of the valid commits (sets of uses between two checkpoints), the latest one first."""
         return list_commits(self._link, self._document["head"])
 
     def add_position(self) -> int:
-        """Count one more position for a client's own task, and return its number, counted from 1."""
+        """Count one more task position for a client's own task, and return its number, counted from 1."""
         changed = self._change_document(THE_LEDGER, {"$inc": {"brought": 1}})
         assert changed is not None
         return int(changed["brought"])
@@ -147,7 +150,7 @@ class Ledger:
 
 
 def list_commits(link: MongoConnection, head: str | None) -> list[str]:
-    """List the names of a commit and of all commits before it, the latest first.
+    """List the names of a commit (set of uses between two checkpoints) and of all before it, the latest first.
 
     Args:
         head: name of the commit, or None for an empty list.

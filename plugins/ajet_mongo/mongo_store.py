@@ -95,9 +95,9 @@ class MongoStore:
         self.link.close()
 
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
-        """Lease up to `count` positions, each with the episodes that it has already.
+        """Lease up to `count` positions in the training order of tasks, each with the episodes that it has already.
 
-        Returned positions come first, then positions that were never leased.
+        Positions returned by other processes come first, then positions that were never leased.
 
         Args:
             below: first position that may not be leased for the first time, or None without a limit.
@@ -123,7 +123,7 @@ class MongoStore:
             return lease
 
     def lease_kept(self) -> list[Lease]:
-        """Lease all positions that no process leases and that have some of their group's episodes."""
+        """Lease all task positions that no process leases and that have some of their group's episodes."""
         with self._hold_lock():
             self.positions.prepare_claim()
             claimed = []
@@ -132,7 +132,7 @@ class MongoStore:
             return self.records.build_leases(claimed)
 
     def put(self, lease: Lease, *entries: Kept) -> None:
-        """Write episodes of a leased position: first their documents, then the position's references to them.
+        """Write episodes of a leased task position: first their documents, then the position's references to them.
 
         Raises:
             LeaseLostError: the lease is not valid any more, and none of the episodes was stored before.
@@ -157,7 +157,7 @@ class MongoStore:
         raise self.records.make_loss_error()
 
     def close(self, lease: Lease) -> None:
-        """Mark a leased position's group as complete. Raises LeaseLostError if the lease is not valid any more."""
+        """Mark a leased task position's group as complete. Raises LeaseLostError if the lease is not valid any more."""
         if not self.positions.change(
             changes.match_lease(lease),
             [{"$set": {"status": CLOSED, "whole": True, "since": "$$NOW"}}],
@@ -190,7 +190,7 @@ class MongoStore:
     def use(
         self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
     ) -> None:
-        """Record that a training step used the groups at some positions. The next `commit` makes this valid.
+        """Record that a training step used the groups at some task positions. The next `commit` makes this valid.
 
         Args:
             orders: the positions.
@@ -210,7 +210,7 @@ class MongoStore:
             self.records.note_advantages(advantage_by_record, step)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
-        """End positions whose groups no further step trains on. The next `commit` makes this valid.
+        """End task positions whose groups no further step trains on. The next `commit` makes this valid.
 
         Args:
             orders: the positions.
@@ -224,7 +224,7 @@ class MongoStore:
         self._end_positions(orders, step, reason)
 
     def give_back(self, leases: Iterable[Lease]) -> None:
-        """End leases of incomplete groups, so that any process can lease the positions. Stored episodes stay.
+        """End leases of incomplete groups, so that any process can lease the task positions. Stored episodes stay.
 
         Raises:
             LeaseLostError: a lease is not valid any more.
@@ -234,7 +234,7 @@ class MongoStore:
                 raise _make_lost_error(lease)
 
     def commit(self) -> dict[str, Any]:
-        """Make valid all uses since the last commit, and return the store's state for a checkpoint.
+        """Make all uses of groups since the last checkpoint valid, and return the store's state for the next one.
 
         A trainer that resumes from the checkpoint opens the store in this state. Raises TrainerFencedError if this
         process is not the store's trainer.
@@ -248,7 +248,7 @@ class MongoStore:
             return {"commit": name}
 
     def forget(self, step: int) -> None:
-        """Delete the episodes of positions whose last use, in a valid commit, was at or before a step.
+        """Delete the episodes of finished tasks whose groups a training step used last at or before a given step.
 
         Args:
             step: step of the oldest checkpoint that the run may still resume from.
@@ -281,7 +281,7 @@ class MongoStore:
             raise LeaseLostError(f"positions {lost} are leased by another process, or finished")
 
     def fail(self, lease: Lease, reason: str) -> None:
-        """Record a failed attempt at a position, and end the lease.
+        """Record a failed attempt at a task position, and end the lease.
 
         The position can then be leased again, or is given up ("dead") after `max_attempts` failures.
 
@@ -293,7 +293,7 @@ class MongoStore:
             raise _make_lost_error(lease)
 
     def quarantine(self, order: int, reason: str) -> None:
-        """Give up a position with a complete group that must not be trained on. Its episodes stay in the database.
+        """Give up a task position with a complete group that must not be trained on. Its episodes stay in the database.
 
         Raises:
             LeaseLostError: the position has no complete group.
@@ -306,12 +306,12 @@ class MongoStore:
                 raise LeaseLostError(f"position {order} has no complete group")
 
     def dead(self) -> list[DeadLetter]:
-        """Return the positions that are not leased any more because their attempts failed too often, in order."""
+        """Return the task positions that are not leased any more because their attempts failed too often, in order."""
         tasks = self.link.find(TASK, {"status": DEAD})
         return [DeadLetter(task["_id"], tuple(task["reasons"]), len(task["ends"])) for task in tasks]
 
     def revive(self, order: int) -> None:
-        """Make a position that was given up available to leases, without its recorded failures.
+        """Make a task position that was given up available to leases, without its recorded failures.
 
         If one of its episodes was altered in the database, all its episodes are removed. Raises LeaseLostError if the
         position was not given up.
@@ -374,7 +374,7 @@ class MongoStore:
         return sorted(members, key=lambda member: (member.role != "trainer", member.name))
 
     def depths(self) -> StoreDepths:
-        """Return the number of positions in each state, after ending expired leases.
+        """Return the number of task positions in each state, after ending expired leases.
 
         Closed positions that a step has used and that stay for reuse are counted separately, as `again`.
         """
@@ -420,7 +420,9 @@ class MongoStore:
             self.link.update(TASK, {"$and": [late, {"uses": {"$not": valid_last_use}}]}, changes.reopen_position())
 
     def _find_holding_commits(self, positions: Iterable[Document], least: Sequence[str] = ()) -> set[str]:
-        """Return the names of the commits whose uses count for these positions, the next commit included.
+        """Return the names of the commits whose uses count for these task positions, the next commit included.
+
+        A use says that a training step used the position's group. A commit is the set of uses between two checkpoints.
 
         Args:
             positions: documents of positions with the field `uses`.
@@ -435,7 +437,7 @@ class MongoStore:
     def _end_positions(
         self, orders: Iterable[int], step: int, reason: UntrainedReason | None, again: Collection[int] = ()
     ) -> None:
-        """Record a step's use of the groups at some positions. If a position cannot be used, none is.
+        """Record a step's use of the groups at some task positions. If a position cannot be used, none is.
 
         Args:
             orders: the positions.
@@ -478,9 +480,9 @@ class MongoStore:
                 raise LeaseLostError(f"this process has no valid leases of the positions {lost} any more")
 
     def _mend_state(self) -> None:
-        """Restore the state of the resumed checkpoint, and remove documents that no position refers to.
+        """Restore the state of the resumed checkpoint, and remove documents that no task position refers to.
 
-        Only uses of valid commits stay, and leases of earlier trainers end.
+        Uses of groups by steps after the checkpoint are undone, and leases of earlier trainers end.
         """
         names = self._ledger.list_held_commits()
         valid_last_use = changes.match_last_use(names)
@@ -494,7 +496,7 @@ class MongoStore:
         self.records.remove_unnamed()
 
     def _drop_unusable(self, usable: Usable) -> None:
-        """Remove the stored episodes that the trainer cannot use, so that their positions are played again.
+        """Remove the stored episodes that the trainer cannot use, so that their task positions are played again.
 
         Groups that a step has used stay.
 
@@ -511,7 +513,7 @@ class MongoStore:
                 self.records.remove(records_by_order[lease.order])
 
     def _count_states(self, wanted: Document) -> dict[str, Document]:
-        """Count the positions that match a filter, by state.
+        """Count the task positions that match a filter, by state.
 
         Returns:
             For each state the number of positions (`count`), and the age of the oldest in seconds (`age`, or None).
@@ -522,10 +524,10 @@ class MongoStore:
         return self.link.run_durable(lambda base: {state["_id"]: state for state in base[TASK].aggregate(stages)})
 
     def _count_groups(self, stages: list[Document]) -> dict[str, int]:
-        """Return the counts by key of an aggregation over positions that ends with `$sortByCount`."""
+        """Return the counts by key of an aggregation over task positions that ends with `$sortByCount`."""
         return self.link.run_durable(lambda base: {row["_id"]: row["count"] for row in base[TASK].aggregate(stages)})
 
 
 def _make_lost_error(lease: Lease) -> LeaseLostError:
-    """Return the error for a lease that has expired or was ended, so that its holder may not change the position."""
+    """Return the error for a lease that has expired or was ended, so that its holder may change nothing any more."""
     return LeaseLostError(f"the lease of position {lease.order} is not valid any more (lease number {lease.fence})")

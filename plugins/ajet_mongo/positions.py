@@ -46,7 +46,7 @@ class MongoPositions:
 
         Args:
             seconds: duration of a lease.
-            limit: number of failed attempts after which a position is not leased any more.
+            limit: number of failed attempts after which a task position is not leased any more.
         """
         self._link = link
         self._ledger = ledger
@@ -60,7 +60,7 @@ class MongoPositions:
         """Time of the last search for expired leases, by `time.monotonic`."""
 
     def prepare_claim(self) -> None:
-        """Prepare to lease positions: end leases that have expired, at most once a second.
+        """Prepare to lease task positions: end leases that have expired, at most once a second.
 
         Raises:
             TrainerFencedError: this process was the trainer, and another one has taken over.
@@ -72,7 +72,7 @@ class MongoPositions:
         self._next = max(self._next, self._ledger.floor)
 
     def expire(self) -> None:
-        """End leases past their deadline, and leases of earlier trainers. Their positions can be leased by others.
+        """End leases past their deadline, and leases of earlier trainers. Their task positions can be leased by others.
 
         For one lease time after an outage of the server no lease ends, so that holders can renew their leases first.
         """
@@ -85,7 +85,7 @@ class MongoPositions:
         self._link.update(TASK, changes.match_earlier_trainers(latest), [{"$set": {"status": WAITING}}])
 
     def claim(self, holder: str, wanted: Document, *, upsert: bool = False) -> Document | None:
-        """Lease the first position that matches a filter.
+        """Lease the first task position that matches a filter.
 
         Args:
             holder: name of the process that leases the position.
@@ -111,7 +111,7 @@ class MongoPositions:
         return self._link.run_durable(claim_once)
 
     def claim_many(self, holder: str, count: int, below: int | None) -> list[Document]:
-        """Lease the first positions that are available.
+        """Lease the first task positions that are available.
 
         Args:
             holder: name of the process that leases the positions.
@@ -135,7 +135,9 @@ class MongoPositions:
         return claimed
 
     def _make_positions(self, count: int, below: int | None) -> bool:
-        """Create positions that can be leased, or free those that another process created but did not free.
+        """Create task positions that can be leased, or free those that a process created but did not free.
+
+        A position is created in a state in which it cannot be leased, and then freed.
 
         Args:
             count: number of positions wanted.
@@ -169,11 +171,11 @@ class MongoPositions:
         return True
 
     def _find_made(self) -> list[Document]:
-        """Return positions that were created and not yet freed, perhaps by a killed process."""
+        """Return task positions that were created and not yet freed, perhaps by a killed process."""
         return self._link.find(TASK, {"status": MADE}, {"mark": 1})
 
     def insert_positions(self, orders: Iterable[int]) -> None:
-        """Insert documents of positions, which cannot be leased yet.
+        """Insert documents of task positions, which cannot be leased yet.
 
         Documents that another process has inserted stay unchanged.
         """
@@ -192,7 +194,7 @@ class MongoPositions:
         self._link.run_quick(insert)
 
     def find_last(self) -> int:
-        """Return the highest position that has or had a document, or -1 without one."""
+        """Return the highest task position that has or had a document, or -1 without one."""
         tasks = self._link.find(TASK, {"_id": {"$gte": 0}}, {"_id": 1}, order=-1, limit=1)
         return max(self._ledger.floor - 1, *(task["_id"] for task in tasks), -1)
 
@@ -202,9 +204,10 @@ class MongoPositions:
         return int(tasks[0]["_id"]) if tasks else self.find_last() + 1
 
     def raise_floor(self) -> None:
-        """Raise the ledger's floor to the lowest unfinished position, and delete the documents of lower positions.
+        """Delete the documents of all positions in the training order below the lowest unfinished one.
 
-        A position is finished once no step uses it any more and its episodes are removed.
+        Its number is stored as the `floor` of the ledger, the document with the state shared by all processes. A position
+        is finished once no step uses it any more and its episodes are removed.
         """
         end = self.find_last() + 1  # read first: positions created meanwhile belong to other processes
         # `ends` holds the episodes. Negative ids are groups of clients, which are not in the training order.
@@ -217,7 +220,7 @@ class MongoPositions:
         self._link.run_durable(lambda base: base[TASK].delete_many(below))
 
     def change(self, wanted: Document, change: changes.Update, *, done: Sequence[str] = ()) -> bool:
-        """Change the position that matches a filter.
+        """Change the task position that matches a filter.
 
         Args:
             wanted: filter by number and state, and mostly by fence (number of the latest lease).
@@ -240,7 +243,7 @@ class MongoPositions:
         return self._link.run_durable(change_once)
 
     def name_records(self, lease: Lease, there: PresenceCheck, change: changes.Update) -> Document:
-        """Add references to episodes to a position, if all documents of the episodes exist.
+        """Add references to episodes to a task position, if all documents of the episodes exist.
 
         Check and change are a single command, so the server cannot restart in between and lose documents.
 

@@ -57,7 +57,7 @@ class EpisodeRecords:
 
     @staticmethod
     def build_ends(entries: Iterable[Kept]) -> list[Document]:
-        """Return a position's references to new episodes.
+        """Return a task position's references to new episodes.
 
         Each has a new unique name of the record (the episode's main document), the episode's uuid and its score.
         """
@@ -72,7 +72,7 @@ class EpisodeRecords:
     ) -> PresenceCheck:
         """Write the documents of episodes, and return a check that all of them exist.
 
-        The position gets its references to the episodes only if the check holds then.
+        The task position gets its references to the episodes only if the check holds then.
 
         Args:
             lease: the lease under which the episodes are written.
@@ -108,7 +108,7 @@ class EpisodeRecords:
         )
 
     def remove(self, names: Sequence[str], **so: object) -> None:
-        """Remove records and their parts.
+        """Remove records (main documents of episodes) and their parts, the other documents.
 
         Args:
             names: names of the records.
@@ -127,13 +127,14 @@ class EpisodeRecords:
         self._link.run_durable(lambda base: base[RECORD].delete_many({"_id": names_query, **so}))
 
     def build_leases(self, positions: Iterable[Document | None], names: Collection[str] = ()) -> list[Lease]:
-        """Load the episodes of positions, and return the positions as leases.
+        """Load the episodes of task positions, and return the positions as leases.
 
         A position with an episode that was altered in the database is given up and left out.
 
         Args:
             positions: documents of positions; None is skipped.
-            names: names of the valid commits, which decide the steps that used a position.
+            names: names of the valid commits (sets of uses between two checkpoints), from which a lease gets the steps
+                that used its position.
         """
         tasks = [position for position in positions if position is not None]
         records = [end["record"] for task in tasks for end in task["ends"]]
@@ -157,22 +158,22 @@ class EpisodeRecords:
         return leases
 
     def iterate_episodes(self, position: Document) -> Iterator[Kept | AlteredEpisodeError]:
-        """Yield each episode of a position, or an error in its place if it was altered in the database."""
+        """Yield each episode of a task position, or an error in its place if it was altered in the database."""
         documents = self._load_parts([end["record"] for end in position["ends"]])
         yield from (self._read_episode(documents, position["_id"], end) for end in position["ends"])
 
     def is_unchanged(self, position: Document) -> bool:
-        """Return True if no episode of a position was altered in MongoDB since it was written."""
+        """Return True if no episode of a task position was altered in MongoDB since it was written."""
         return not any(isinstance(episode, AlteredEpisodeError) for episode in self.iterate_episodes(position))
 
     def note_uses(self, positions: Iterable[Document], names: Collection[str]) -> None:
-        """Copy the steps that used a position into its episodes' records, for other readers of the database.
+        """Copy the steps that used a task position into its episodes' records, for other readers of the database.
 
         Advantages of steps that did not use the position are removed. ajet itself reads the steps from the positions.
 
         Args:
             positions: documents of positions.
-            names: names of the valid commits. Only uses in these count.
+            names: names of the valid commits (sets of uses between two checkpoints). Other uses do not count.
         """
         # Positions with the same steps and reason are updated together.
         orders_by_use: dict[tuple[tuple[int, ...], str | None], list[int]] = defaultdict(list)
@@ -181,7 +182,7 @@ class EpisodeRecords:
             orders_by_use[list_steps(position, names), reasons[-1] if reasons else None].append(position["_id"])
 
         def update_records(base: Database[dict[str, Any]]) -> None:
-            """Update the records of all positions, with one update per combination of steps and discard reason."""
+            """Update the records of all task positions, with one update per combination of steps and discard reason."""
             for (steps, reason), orders in orders_by_use.items():
                 trainable = {"task": {"$in": orders}, "$or": [{"status": READY}, {"untrained": {"$exists": True}}]}
                 removal: Document = {"$pull": {"advantages": {"step": {"$nin": list(steps)}}}}
@@ -212,13 +213,16 @@ class EpisodeRecords:
             self._link.run_quick(lambda base: base[RECORD].bulk_write(changes, ordered=False))
 
     def remove_unnamed(self) -> None:
-        """Remove records that no position refers to and whose lease was lost, with their parts."""
+        """Remove episodes' documents that no task position refers to and whose lease was lost."""
         unnamed = self.find_unnamed()
         for start in range(0, len(unnamed), 1000):
             self.remove(unnamed[start : start + 1000])
 
     def find_unnamed(self) -> list[str]:
-        """Return the names of records that no position refers to, and none will, because their lease was lost."""
+        """Return the names of records (main documents of episodes) that no task position refers to.
+
+        A record whose lease is still valid is left out, since its position may still refer to it later.
+        """
         referenced_records = {"$ifNull": ["$at.ends.record", []]}
         stages: list[Document] = [  # join each record with its position, as the field `at`
             {"$lookup": {"from": TASK, "localField": "task", "foreignField": "_id", "as": "at"}},
@@ -294,7 +298,7 @@ class EpisodeRecords:
         (self._link.run_quick if is_acknowledged else self._link.send_unacknowledged)(insert)
 
     def _load_parts(self, names: Sequence[str]) -> Parts:
-        """Load records and their parts: documents by collection and by name of the record."""
+        """Load all documents of episodes: by collection, then by name of the record (main document)."""
         loaded: Parts = {RECORD: defaultdict(list)}
         for record in self._link.find(RECORD, {"_id": {"$in": list(names)}}):
             loaded[RECORD][record["_id"]].append(record)
@@ -326,11 +330,11 @@ class EpisodeRecords:
 
 
 def list_steps(position: Document, names: Collection[str]) -> tuple[int, ...]:
-    """List the training steps that used a position, without those that discarded it.
+    """List the training steps that used a task position, without those that discarded it.
 
     Args:
         position: the position's document.
-        names: names of the valid commits. Uses in other commits were undone.
+        names: names of the valid commits (sets of uses between two checkpoints). Other uses were undone.
     """
     # Only a discard has a reason.
     return tuple(use["step"] for use in position["uses"] if use["of"] in names and use["reason"] is None)

@@ -84,7 +84,8 @@ class Host:
         Each of the group's sessions calls this once. The first call starts the episodes.
 
         Args:
-            index: place of the task among the validation tasks, or the ticket if `task` is None.
+            index: place of the task among the validation tasks, or the number of the trainer's claim on a group
+                (ticket) if `task` is None.
             task: validation task, or None for training, where the ticket determines the task.
             step: training step that requested the group.
             sessions: number of episodes of the group.
@@ -115,9 +116,9 @@ class Host:
         return await self._play_training(ticket, step, sessions)
 
     async def _play_training(self, ticket: int, step: int, sessions: int) -> Group:
-        """Return the group of a ticket, after sending it to the run's own process for the record.
+        """Return the group of a ticket (the trainer's claim on a group), after sending it to the run's own process.
 
-        If an earlier launch or request has finished the group already, no episodes are run.
+        If the group was finished before, for an earlier request or before the run was resumed, no episodes are run.
         """
         granted = await self._grant(ticket)
         group = granted.group or await self._play_group(granted.order, granted.task, step, "train", sessions)

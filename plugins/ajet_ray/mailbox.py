@@ -187,7 +187,8 @@ class _Mailbox:
     async def put(self, letters: list[Notice]) -> None:
         """Queue notices for the run's own process.
 
-        A finished group is also stored in its ticket's grant, so that a repeated request of the ticket gets the group.
+        A finished training group is also stored under its ticket, the trainer's claim on the group, so that a repeated
+        request of the ticket gets the group.
         """
         for letter in letters:
             if isinstance(letter, GroupNotice) and letter.ticket in self._grants:
@@ -195,7 +196,7 @@ class _Mailbox:
             self._notices.put_nowait(letter)
 
     async def grant(self, ticket: int) -> TicketGrant:
-        """Request the task of a ticket from the run's own process and wait for the answer."""
+        """Request the task of a ticket (the trainer's claim on a group) from the run's process, and wait for it."""
         self._notices.put_nowait(TicketRequest(ticket))
         async with self._tickets_granted:
             # Grants arrive in ticket order, so the count shows whether this ticket has one.
@@ -216,7 +217,9 @@ class _Mailbox:
         return self._tools
 
     async def know(self, grants: Sequence[TicketGrant], open: Collection[int]) -> None:
-        """Add grants for the next ticket numbers, and drop the stored grants that no process can need any more.
+        """Add the tasks of the next tickets, and drop stored ones that no process can need any more.
+
+        A ticket is the trainer's claim on a group, a grant the task of a ticket.
 
         Args:
             grants: grants of the tickets that follow the last granted one, in order.
@@ -280,7 +283,7 @@ class Sender:
         await self._mailbox.put.remote(list(letters))
 
     async def grant(self, ticket: int) -> TicketGrant:
-        """Request the task of a ticket from the run's own process and wait for the answer."""
+        """Request the task of a ticket (the trainer's claim on a group) from the run's process, and wait for it."""
         granted: TicketGrant = await self._mailbox.grant.remote(ticket)
         return granted
 

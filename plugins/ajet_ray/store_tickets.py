@@ -93,9 +93,10 @@ class StoreTickets(LaunchTickets):
         self._announce_state(stale=0)
 
     def list_grants(self) -> list[TicketGrant]:
-        """Assign groups finished by samplers to the waiting ticket requests, in order, and return the grants.
+        """Assign groups finished by remote samplers to the trainer's waiting requests, in order, and return them.
 
-        Requests without a finished group stay open for the next call. Also announces the trainer's state to samplers.
+        A request is for a ticket, the trainer's claim on one group. Requests without a finished group stay open for the
+        next call. Also announces the trainer's state to samplers.
         """
         self.closed_groups.read(self._order, self._trained_step)
         ready = self.closed_groups.ready(self._trained_step, self._trained_step + 1)
@@ -129,12 +130,12 @@ class StoreTickets(LaunchTickets):
 
     @property
     def missing_groups(self) -> int:
-        """Number of ticket requests that wait for a group of a sampler."""
+        """Number of groups that the trainer has requested and no remote sampler has finished."""
         return max(0, self._last_requested + 1 - self._granted_count)
 
     @property
     def can_fill_missing(self) -> bool:
-        """True if samplers have at least as many groups in flight as ticket requests wait for."""
+        """True if remote samplers have at least as many groups in flight as the trainer waits for."""
         return self.missing_groups <= self._leased_count
 
     def close(self, group: Group, step: int) -> bool:
@@ -151,9 +152,9 @@ class StoreTickets(LaunchTickets):
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
-        """Give up a ticket, because its group kills every process that builds the group's rows.
+        """Give up a ticket (the trainer's claim on a group), because its group kills every process that reads it.
 
-        The group stays in the store, but this launch does not grant it again.
+        The group stays in the store, but is not granted again until the run is resumed.
         """
         if ticket >= self._granted_count:  # the ticket has no group yet
             self._abandoned_tickets.add(ticket)
@@ -206,7 +207,7 @@ class StoreTickets(LaunchTickets):
         )
 
     def list_waiting(self) -> list[int]:
-        """List positions leased at least once and not yet taken by a step."""
+        """List the places in the training order of tasks that were leased and whose groups no step has used yet."""
         return self._store.begun()
 
     def forget(self, step: int) -> None:
@@ -238,7 +239,7 @@ class StoreTickets(LaunchTickets):
         self._shared_store.leave()
 
     def _announce_state(self, *, stale: int, is_last: bool = False) -> None:
-        """Publish the newest checkpoint's weights, and how many positions samplers may play ahead of the trainer.
+        """Publish the newest checkpoint's weights, and how many task positions samplers may play ahead of the trainer.
 
         Args:
             stale: number of groups in the store that no step will train on.
@@ -282,7 +283,7 @@ class StoreTickets(LaunchTickets):
         return self._find_first_weights()
 
     def _find_first_weights(self) -> Path | None:
-        """Return the folder of the launch's first weights, or None for model.path."""
+        """Return the folder of the weights with which the trainer started or resumed, or None for model.path."""
         return self._run.resumed.path.absolute() if self._run.resumed is not None else None
 
     def _list_handed_groups(self) -> list[Group]:
@@ -290,7 +291,7 @@ class StoreTickets(LaunchTickets):
         return [self.groups[order] for order in self._steps]
 
     def _make_grant(self, group: Group) -> TicketGrant:
-        """Assign a group that a sampler finished to the next ticket, and return the ticket's grant."""
+        """Assign a group that a sampler finished to the next ticket (the trainer's claim on a group)."""
         self._ticket_of_position[group.order], self.groups[group.order] = self._granted_count, group
         self._granted_count += 1
         return TicketGrant(group.order, group.task, group)
@@ -299,7 +300,9 @@ class StoreTickets(LaunchTickets):
 def open_store_tickets(
     experiment: Experiment, run: RunDirectory, address: Address, order: TaskOrder, tokenizer: Any, *, steps: int
 ) -> StoreTickets:
-    """Open the shared store of a run with remote samplers, and create the tickets of this launch.
+    """Open the shared store of a run with remote samplers, as its trainer.
+
+    Returns the object that assigns the samplers' groups to the trainer's claims (tickets).
 
     Args:
         address: address of the store.

@@ -48,7 +48,7 @@ def find_drop_age(config: Mapping[str, Any]) -> int | None:
 
 
 def find_oldest_version(config: Mapping[str, Any], step: int) -> int:
-    """Return the lowest policy version whose samples a launch may train when it continues after `step`.
+    """Return the lowest policy version whose samples a resumed run may train on when it continues after `step`.
 
     Args:
         config: verl's config.
@@ -92,7 +92,7 @@ def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldes
 
 
 def _make_usable_check(sessions: int, oldest: int, newest: int, run_id: str) -> Callable[[Sequence[Kept]], bool]:
-    """Return a function that decides whether this launch may train a group finished by an earlier launch.
+    """Return a function that decides whether a resumed run may train on a group that was finished before the resume.
 
     Args:
         sessions: number of episodes that the group must have.
@@ -133,7 +133,7 @@ class LaunchTickets:
     """The tickets of a launch, granted in training order."""
 
     def __init__(self, store: Store, order: TaskOrder, *, batch: int, dropped_after: int | None = None) -> None:
-        """Start without tickets.
+        """Start without tickets (the trainer's claims on groups, numbered in each launch of the run).
 
         Args:
             store: the run's groups. Those finished by earlier launches and never trained are handed over first.
@@ -159,13 +159,16 @@ class LaunchTickets:
         """Number of positions given up."""
 
     def note_request(self, ticket: int) -> None:
-        """Note that a process requested the task of a ticket, so that further tickets are granted in time."""
+        """Record that a process requested the task of a ticket (the trainer's claim on one group), by its number.
+
+        Tickets are granted some way ahead of the last requested one.
+        """
         self._last_requested = max(self._last_requested, ticket)
 
     def list_grants(self) -> list[TicketGrant]:
-        """Lease a task for each next ticket, up to two batches beyond the last requested one, and return the grants.
+        """Lease tasks for further tickets (the trainer's claims on groups), and return the tickets' tasks.
 
-        These tickets are granted before a process requests them, so that no process waits.
+        Up to two batches of tickets are granted before a process requests them, so that no process waits.
         """
         return [
             self._grant_next() for _ in range(len(self._lease_of_ticket), self._last_requested + 1 + self._max_ahead)
@@ -173,12 +176,12 @@ class LaunchTickets:
 
     @property
     def missing_groups(self) -> int:
-        """Number of ticket requests that wait for groups of remote samplers. 0 without remote samplers."""
+        """Number of groups that the trainer has requested and no remote sampler has finished. 0 without samplers."""
         return 0
 
     @property
     def can_fill_missing(self) -> bool:
-        """True if groups in flight at remote samplers can answer all waiting requests."""
+        """True if groups in flight at remote samplers can answer all waiting requests. False without samplers."""
         return False
 
     def close(self, group: Group, step: int) -> bool:
@@ -196,7 +199,11 @@ class LaunchTickets:
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
-        """Discard a ticket's task, because every process that ran its episodes died."""
+        """Discard the task of a ticket (the trainer's claim on a group), since every process that ran it died.
+
+        Args:
+            step: training step that records the discard.
+        """
         order = self._lease_of_ticket[ticket].order
         self._store.discard([order], step, "failed")
         self._ticket_of_position.pop(order, None)
@@ -229,19 +236,19 @@ class LaunchTickets:
         return TicketGroups(finished, stale, given_up=given_up, dead=self._dead_letters.count + self._failed_count)
 
     def list_open(self) -> list[int]:
-        """List the positions granted by this launch and not yet taken by a step."""
+        """List the places in the training order of granted tasks whose groups no training step has used yet."""
         return list(self._ticket_of_position)
 
     def list_waiting(self) -> list[int]:
-        """List positions of finished groups that no step has taken yet."""
+        """List the places in the training order of finished groups that no training step has used yet."""
         return [lease.order for lease in self._store.closed()]
 
     def list_begun(self) -> list[int]:
-        """List positions that were leased and that no step has taken yet."""
+        """List the places in the training order of leased tasks whose groups no training step has used yet."""
         return self._store.begun()
 
     def list_dead(self) -> list[int]:
-        """List positions that the store leases no more, because their attempts failed too often."""
+        """List the places in the training order of tasks given up, because their attempts failed too often."""
         return [letter.order for letter in list_dead_letters(self._store)]
 
     def commit(self) -> dict[str, Any]:
@@ -249,7 +256,7 @@ class LaunchTickets:
         return {**self._store.commit(), **self._order.identity()}
 
     def forget(self, step: int) -> None:
-        """Drop the store's data of positions that ended at or before a step.
+        """Drop the store's data of task positions that ended at or before a step.
 
         Args:
             step: a step with a checkpoint, so that no resume needs the data.
@@ -265,12 +272,12 @@ class LaunchTickets:
         """
 
     def finish_run(self) -> None:
-        """Finish the tickets after the checkpoint of the last step. This class has nothing to finish."""
+        """Does nothing: only a store shared with remote samplers must be left after the last step's checkpoint."""
 
     def _grant_next(self) -> TicketGrant:
-        """Return the grant of the next ticket number.
+        """Lease a task for the next ticket (the trainer's claim on a group), and return it.
 
-        Groups finished by earlier launches come first and are granted with their episodes, then positions to play.
+        Groups finished by earlier launches come first and are granted with their episodes, then task positions to play.
         """
         if self._handed_over is None:
             self._handed_over = self._store.closed()
@@ -283,7 +290,7 @@ class LaunchTickets:
         return TicketGrant(lease.order, self._order.task(lease.order), _build_group(lease) if lease.attempts else None)
 
     def _list_closed(self) -> list[Group]:
-        """List the finished groups that this launch sent to the trainer and that no step has taken yet."""
+        """List the finished groups that were sent to the trainer and that no training step has used yet."""
         return [_build_group(lease) for lease in self._store.closed() if lease.order in self._steps]
 
     def _is_too_old(self, group: Group, step: int) -> bool:
