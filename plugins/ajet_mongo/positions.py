@@ -206,8 +206,8 @@ class MongoPositions:
     def raise_floor(self) -> None:
         """Delete the documents of all positions in the training order below the lowest unfinished one.
 
-        Its number is stored as the `floor` of the ledger, the document with the state shared by all processes. A position
-        is finished once no step uses it any more and its episodes are removed.
+        Its number is stored as the `floor` of the ledger, the document with the state shared by all processes. A
+        position is finished once no step uses it any more and its episodes are removed.
         """
         end = self.find_last() + 1  # read first: positions created meanwhile belong to other processes
         # `ends` holds the episodes. Negative ids are groups of clients, which are not in the training order.
