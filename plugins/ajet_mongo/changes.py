@@ -174,6 +174,7 @@ def build_use(of: str, step: int, reason: str | None) -> Update:
         reason: why the group was discarded, or None if it was trained.
     """
     use = {"of": of, "step": step, "reason": reason}
+    # `was` is the state that `undo_use` restores.
     return [{"$set": {"was": "$status", "status": OVER, "uses": {"$concatArrays": ["$uses", [{"$literal": use}]]}}}]
 
 
@@ -185,6 +186,7 @@ def build_reuse(of: str, step: int) -> Update:
         step: training step.
     """
     use = {"of": of, "step": step, "reason": None, "again": True}
+    # The position stays closed. `was` is the state that `undo_use` restores.
     return [{"$set": {"was": "$status", "uses": {"$concatArrays": ["$uses", [{"$literal": use}]]}}}]
 
 

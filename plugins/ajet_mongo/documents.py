@@ -62,10 +62,11 @@ def build_documents(entry: Kept, name: str, lease: Lease, redact: Redactor, *, a
         name: unique name of the record, the episode's main document.
         lease: the lease under which the episode is written.
         redact: removes secrets.
-        as_text: True to store the episode as compressed JSON, because the server refused the readable form.
+        as_text: True to store the episode as compressed JSON, because the server refused the readable form. It is also
+            stored so if a value cannot be a field of a document.
     """
     json_values, arrays = encode(entry.episode)
-    line = redact.row(json_values)
+    line = redact.row(json_values)  # JSON text without secrets
     json_values = json.loads(line)
     packed_arrays = zlib.compress(arrays, 1)
     record_fields = {
@@ -81,7 +82,7 @@ def build_documents(entry: Kept, name: str, lease: Lease, redact: Redactor, *, a
         native = _build_native(record_fields, json_values, packed_arrays, line, entry.episode.calls)
         if native is not None and all(map(_is_storable, (*native.calls, *native.data, native.record))):
             return native
-    # Some value cannot be a field of a document: store everything as compressed JSON.
+    # Compressed JSON in binary documents, as `parse_documents` reads it.
     blobs = _split_chunks(name, "row", zlib.compress(json.dumps(json_values).encode()))
     blobs += _split_chunks(name, "arrays", packed_arrays)
     return Documents(blobs, record={**record_fields, "traj": [], "as_text": True, "blobs": len(blobs)})

@@ -112,11 +112,11 @@ class MongoStore:
             return leases
 
     def bring(self) -> Lease:
-        """Lease a new position for a client's own task, outside the training order."""
+        """Lease a new position for a client's own task. Its number is negative: it is outside the training order."""
         with self._hold_lock():
             self.positions.prepare_claim()
             number = self._ledger.add_position()
-            # Such positions have negative numbers. No document has the state "new", so the claim creates the document.
+            # No document has the state "new", so the claim creates the document.
             (lease,) = self.records.build_leases(
                 [self.positions.claim(self._name, {"_id": -number, "status": "new"}, upsert=True)]
             )
@@ -134,8 +134,11 @@ class MongoStore:
     def put(self, lease: Lease, *entries: Kept) -> None:
         """Write episodes of a leased task position: first their documents, then the position's references to them.
 
+        An episode that the position has already is not added a second time.
+
         Raises:
-            LeaseLostError: the lease is not valid any more, and none of the episodes was stored before.
+            LeaseLostError: the lease is not valid any more, and no reference was added.
+            StoreDownError: the server loses documents repeatedly.
         """
         if not entries:
             return
@@ -147,8 +150,9 @@ class MongoStore:
             position = self.positions.name_records(lease, presence_check, change)
             is_held = position.get("status") == RUNNING and position.get("fence") == lease.fence
             record_by_uuid = {end["uuid"]: end["record"] for end in position.get("ends") or ()}
-            # The loop repeats only if the server has lost documents in a restart, so that no reference was added.
             own_records = [end["record"] for end in ends if record_by_uuid.get(end["uuid"]) == end["record"]]
+            # Done if references were added, the lease is lost, or an earlier put stored the episodes. Otherwise the
+            # server has lost documents in a restart, and the loop writes them once more.
             if own_records or not is_held or all(end["uuid"] in record_by_uuid for end in ends):
                 self.records.remove([end["record"] for end in ends if end["record"] not in own_records])
                 if not own_records and not is_held:
@@ -242,6 +246,7 @@ class MongoStore:
         with self._hold_lock():
             self._ledger.require_trainer()
             name = self._ledger.begin_commit()
+            # After a kill before `end_commit` the earlier commit is still the latest valid one.
             tasks = self.link.find(TASK, {"uses.of": name}, {"uses": 1})
             self.records.note_uses(tasks, self._find_holding_commits(tasks, [name]))
             self._ledger.end_commit(name)

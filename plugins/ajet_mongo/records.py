@@ -184,6 +184,7 @@ class EpisodeRecords:
         def update_records(base: Database[dict[str, Any]]) -> None:
             """Update the records of all task positions, with one update per combination of steps and discard reason."""
             for (steps, reason), orders in orders_by_use.items():
+                # Records that are ready to train, and those that an earlier call marked as discarded.
                 trainable = {"task": {"$in": orders}, "$or": [{"status": READY}, {"untrained": {"$exists": True}}]}
                 removal: Document = {"$pull": {"advantages": {"step": {"$nin": list(steps)}}}}
                 fields: Document = {"trained_count": len(steps), "last_trained_step": steps[-1] if steps else None}

@@ -83,7 +83,7 @@ def build_unscored_rows(
         ValueError: a timeline begins with a sampled token, or a call has no experts to replay.
     """
     end_times = {call.index: call.ended for call in episode.calls}
-    # The timelines of an unscored episode are not stored in it, so they are built from its calls.
+    # Only a scored episode has timelines, so they are built from the calls.
     built_timelines, _ = timelines(episode.calls)
     trained = sorted(
         (timeline for timeline in built_timelines if timeline.sampled),

@@ -50,9 +50,9 @@ def sampling_params(request: TokenRequest, limit: int) -> SamplingParams:
         stop_token_ids=list(sampling.stop_ids),
         ignore_eos=grammar is None,  # stop_ids end a reply; a grammar knows only the tokenizer's end token
         logprobs=1 + sampling.top_logprobs,  # one more column per token, for the policy version
-        flat_logprobs=True,
+        flat_logprobs=True,  # flat lists, which are cheaper than vLLM's dict per token
         detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
+        output_kind=RequestOutputKind.DELTA,  # each output has only the new tokens
         stream_interval=SEND_EVERY,
         structured_outputs=grammar,
     )

@@ -161,9 +161,9 @@ class SglangWire(Wire):
             "stop_token_ids": list(sampling.stop_ids),
             "ignore_eos": not sampling.stop_ids and sampling.json_schema is None,
             "skip_special_tokens": False,
-            "no_stop_trim": True,
+            "no_stop_trim": True,  # the stop token is part of the reply
             "stream_interval": INTERVAL,
-            # only read with --enable-deterministic-inference; without a seed, all requests would then sample the same
+            # Only read with --enable-deterministic-inference. Without a seed all requests would then sample the same.
             "sampling_seed": secrets.randbits(31) if sampling.seed is None else sampling.seed,
         }
         if sampling.json_schema is not None:
