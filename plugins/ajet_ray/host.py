@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _RunningGroup:
-    """A group whose episodes are running, until each of its sessions waits for it."""
+    """A group whose episodes are running, until each of verl's requests for one of them (sessions) waits for it."""
 
     group: asyncio.Task[Group]
     sessions: int
@@ -104,12 +104,12 @@ class Host:
         return await running_group.group
 
     async def play_ticket(self, ticket: int, *, step: int, sessions: int) -> Group:
-        """Return the group of a ticket once its episodes have ended and are sent to the run's own process.
+        """Return the group of a ticket (the trainer's claim on a group) once its episodes have ended.
 
-        Call this once per ticket.
+        By then they are sent to the run's own process. Call this once per ticket.
 
         Args:
-            ticket: number of the trainer's claim on a group.
+            ticket: number of the ticket.
             step: training step that requested the group.
             sessions: number of episodes of the group.
         """

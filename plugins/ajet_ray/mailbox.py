@@ -43,7 +43,7 @@ class PhaseNotice:
 
 @dataclass(frozen=True, slots=True)
 class TicketGrant:
-    """The task of a ticket, in answer to `TicketRequest`."""
+    """The task of a ticket (the trainer's claim on a group), in answer to `TicketRequest`."""
 
     order: int
     """The task's place in the training order ("position")."""
@@ -54,14 +54,14 @@ class TicketGrant:
 
 @dataclass(frozen=True, slots=True)
 class TicketRequest:
-    """A process requests the task of a ticket, and will run the task's episodes."""
+    """A process requests the task of a ticket (the trainer's claim on a group), and will run the task's episodes."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class TicketFailure:
-    """Every process that ran the episodes of the ticket's group died."""
+    """Every process that ran the episodes of a ticket's group died. A ticket is the trainer's claim on a group."""
 
     ticket: int
 
@@ -170,7 +170,7 @@ Notice = (
 
 
 class _Mailbox:
-    """The Ray actor that queues notices for the run's own process, and stores its grants for the players.
+    """The Ray actor that queues notices for the run's own process, and stores the tasks that it grants.
 
     All methods run on one event loop.
     """

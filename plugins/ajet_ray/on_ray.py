@@ -137,7 +137,7 @@ class RunListener:
         leftovers: RunLeftovers,
         grace: float,
     ) -> None:
-        """Prepare to listen.
+        """Prepare to handle the notices of a run's processes.
 
         Args:
             whose: "verl" or "Trinity", for log lines and errors.
@@ -193,7 +193,7 @@ class RunListener:
             raise
 
     def listen(self, *, stopping: bool = False) -> bool:
-        """Record notices and grant tickets until the process has ended and no notice is left.
+        """Record notices and grant tasks to the trainer's requests until its process has ended and no notice is left.
 
         A first interrupt is delayed until taken notices are recorded.
 

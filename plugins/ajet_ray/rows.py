@@ -94,7 +94,7 @@ def build_unscored_rows(
 
 
 def _add_experts(rows: list[dict[str, Any]], episode: Episode, trained: Sequence[Timeline]) -> list[dict[str, Any]]:
-    """Add to each row the routed experts of all its tokens but the last, for a trainer that replays them.
+    """Add to each row of verl the routed experts of all its tokens but the last, for a trainer that replays them.
 
     Args:
         rows: the rows of the timelines, changed in place and returned.
@@ -112,7 +112,7 @@ def _build_timeline_rows(
     packed: dict[str, Any],
     policy_version: int,
 ) -> list[dict[str, Any]]:
-    """Build one row per timeline.
+    """Build one row of verl per timeline (token sequence of the episode).
 
     Args:
         trained: the episode's timelines with sampled tokens.
@@ -131,7 +131,7 @@ def _build_timeline_rows(
 
 @dataclass(slots=True)
 class RebuiltBatch:
-    """The episodes and timelines of a batch of rows."""
+    """The episodes of a training batch, and the timelines (token sequences) of its rows."""
 
     groups: list[Group]
     """The groups in training order, with episodes in the order of their repeats."""
@@ -180,7 +180,9 @@ def rebuild_groups(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> 
 
 
 def _cut_episode(episode: Episode, rows: Sequence[Mapping[str, Any]], count: int) -> Episode:
-    """Return the episode with only the timelines that are rows, each cut after its last sampled token.
+    """Return the episode with only the timelines (token sequences) that are rows, each cut as its row is.
+
+    A row ends with the last sampled token.
 
     Args:
         rows: the episode's rows, in the order of its timelines.
@@ -203,7 +205,7 @@ def _cut_episode(episode: Episode, rows: Sequence[Mapping[str, Any]], count: int
 
 
 def _cut_timeline(timeline: Timeline) -> Timeline:
-    """Return a timeline without the tokens after its last sampled token, which a row does not contain."""
+    """Return a timeline (token sequence of an episode) without the tokens after its last sampled token."""
     stop = int(np.flatnonzero(timeline.mask)[-1]) + 1
     arrays = ("ids", "mask", "logprobs", "logprobs_unit", "versions")
     return replace(timeline, **{name: getattr(timeline, name)[:stop] for name in arrays})
@@ -212,7 +214,7 @@ def _cut_timeline(timeline: Timeline) -> Timeline:
 def _build_row(
     episode: Episode, ajet_fields: dict[str, Any], timeline: Timeline, calls: Mapping[int, Call], policy_version: int
 ) -> dict[str, Any]:
-    """Build the row of a timeline: keyword arguments of verl's `AgentLoopOutput`.
+    """Build the row of a timeline (token sequence of the episode): keyword arguments of verl's `AgentLoopOutput`.
 
     The prompt is all tokens before the first sampled token, the response the tokens up to the last sampled one.
 
@@ -244,10 +246,12 @@ def _build_row(
 
 
 def _list_images(episode: Episode, calls: Sequence[Call]) -> tuple[str, ...]:
-    """Return the URLs of all images of a timeline: those in the request of its last call, which repeats earlier ones.
+    """Return the URLs of all images in a token sequence of the episode.
+
+    These are the images in the request of its last call, which repeats those of earlier calls.
 
     Args:
-        calls: the calls whose tokens the timeline contains, in order.
+        calls: the calls whose tokens the sequence contains, in order.
     """
     return image_urls([episode.messages[index] for index in calls[-1].messages]) if calls else ()
 
@@ -312,7 +316,7 @@ def pack_episode(episode: Episode) -> bytes:
 
 
 def unpack_episode(data: bytes) -> Episode:
-    """Return the episode packed by `pack_episode`.
+    """Return an episode from the compressed bytes that `pack_episode` made.
 
     Use this only for bytes from ajet's own processes, because the uncompressed size is not limited.
     """

@@ -41,7 +41,7 @@ NO_POSITION = -1
 
 
 class StoreTickets(LaunchTickets):
-    """The tickets of one launch with remote samplers, each granted a group that a sampler has finished."""
+    """Assigns groups that remote samplers have finished to the trainer's tickets: its claims on one group each."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class StoreTickets(LaunchTickets):
         return self._run.resumed.path.absolute() if self._run.resumed is not None else None
 
     def _list_handed_groups(self) -> list[Group]:
-        """List groups whose rows reached the trainer and that no step has taken yet."""
+        """List groups whose rows reached the trainer and that no training step has used yet."""
         return [self.groups[order] for order in self._steps]
 
     def _make_grant(self, group: Group) -> TicketGrant:

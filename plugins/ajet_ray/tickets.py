@@ -113,7 +113,7 @@ def _make_usable_check(sessions: int, oldest: int, newest: int, run_id: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class TicketGroups:
-    """The groups consumed by a step."""
+    """The groups that a training step ends: used, without a score, or too old."""
 
     over: list[Group]
     """Trained groups, and groups without a scored episode."""
@@ -130,7 +130,7 @@ class TicketGroups:
 
 
 class LaunchTickets:
-    """The tickets of a launch, granted in training order."""
+    """Assigns tasks, in training order, to the tickets of a launch: the trainer's claims on one group each."""
 
     def __init__(self, store: Store, order: TaskOrder, *, batch: int, dropped_after: int | None = None) -> None:
         """Start without tickets (the trainer's claims on groups, numbered in each launch of the run).
