@@ -16,19 +16,19 @@ _shown: LogSink | None = None
 
 
 def show_logs(level: str = "INFO") -> None:
-    """Print log lines from `level` on in a short form, in place of an earlier level.
+    """Print log lines from `level` on in a short form. An earlier call's level no longer holds.
 
-    The log file has lines of all levels.
+    A run adds its log file, which has lines of all levels, afterwards.
     """
     from loguru import logger
 
-    from ajet.record.logs import show_logs
+    from ajet.record import logs
 
     global _shown
     if _shown is not None:
         _shown.close()
     logger.remove()
-    _shown = show_logs(level)
+    _shown = logs.show_logs(level)
 
 
 def warn(text: str) -> None:

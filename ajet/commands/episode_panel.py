@@ -138,7 +138,11 @@ def is_message_enough(failure: Failure) -> bool:
 
 
 def _append_failure(lines: Text, failure: Failure) -> None:
-    """Add a failure to the panel: boundary, message, and the user's own lines of the traceback."""
+    """Add a failure to the panel.
+
+    It shows where the failure happened (agent, environment, judge, …), its message, and the user's own lines of the
+    traceback.
+    """
     lines.append(f"✗ {failure.boundary}: {failure.kind}: {printable(failure.message)}\n", style="bold red")
     frames = parse_traceback(failure.traceback)
     for frame in frames.own[-MAX_OWN_FRAMES:]:

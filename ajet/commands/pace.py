@@ -79,17 +79,15 @@ def _read_metrics(run: Path) -> list[dict[str, Any]]:
 def estimate_step_seconds(pace: EpisodePace, settings: AjetConfig) -> tuple[float, float]:
     """Return (lowest, highest) estimate of the seconds that one step's episodes take.
 
-    The lowest assumes that the engine's speed grows in proportion to the number of concurrent episodes, the highest
-    that it does not grow at all.
+    The highest assumes as many episodes per second as in the debug run. The lowest assumes that this rate grows in
+    proportion to the number of concurrent episodes, but a step takes at least as long as its longest episode.
     """
     episodes = settings.data.train_batch_size * settings.rollout.num_repeat
-    sequential_seconds = pace.seconds / pace.episodes * episodes
+    highest = pace.seconds / pace.episodes * episodes
     # As many episodes run at once as the run's limits allow.
     at_once = min(settings.rollout.max_env_worker, settings.rollout.max_num_seqs, episodes)
-    parallel_seconds = max(
-        sequential_seconds * min(1.0, pace.at_once / max(at_once, 1)), min(pace.longest, sequential_seconds)
-    )
-    return parallel_seconds, sequential_seconds
+    proportional = highest * min(1.0, pace.at_once / max(at_once, 1))
+    return max(proportional, min(pace.longest, highest)), highest
 
 
 def describe_step_time(pace: EpisodePace, settings: AjetConfig) -> str:

@@ -106,7 +106,7 @@ def _is_reference(text: str) -> bool:
 
 
 def _add_running(code: ReachedCode, name: str) -> None:
-    """Add the code that a name of the running program or notebook leads to.
+    """Add the definition of a class or function in the running program or notebook, and the code that it uses.
 
     Args:
         code: Collects the code.

@@ -137,7 +137,7 @@ def _find_servers(tools: str, layer: Layer) -> str:
 
 
 def list_servers_files(tools: Path) -> list[str]:
-    """Return the files of MCP servers that verl's file of tools names, or [] for any other file."""
+    """Return the files of MCP servers in verl's file of tools, each once. Any other file gives []."""
     try:
         parsed = yaml.safe_load(tools.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):

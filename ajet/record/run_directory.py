@@ -264,8 +264,9 @@ class RunDirectory:
     def discard(self) -> None:
         """Close and remove the folder of a failed start, unless it holds results.
 
-        Folders of debug, eval and serve are removed without episodes. A training folder is removed if the run was not
-        loaded and the folder holds only start files. An archived earlier run is restored.
+        A folder of debug, eval or serve is removed if it holds no episodes. A training's folder is removed if it holds
+        only files of the start and no earlier run was continued in it. An earlier run that the start had archived gets
+        its name back.
         """
         self.close("failed")
         if not self._own_folder:

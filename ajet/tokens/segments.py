@@ -99,7 +99,10 @@ class SchemaParser:
         return []
 
     def close(self) -> list[Delta]:
-        """Return the deltas of the complete reply. A reply that does not fit the schema is returned as content."""
+        """Parse the complete reply, and return all of it as deltas: nothing is returned earlier.
+
+        A reply that does not fit the tokenizer's response schema is returned as content.
+        """
         try:
             message = self._parse(self._text)
         except (ValueError, TypeError, KeyError):

@@ -326,6 +326,7 @@ class MongoStore:
         altered = [task for task in tasks if not self.records.is_unchanged(task)]
         reset_fields = {"ends": [], "scores": [], "whole": False} if altered else {}
         change: changes.Update = [{"$set": {"status": WAITING, "reasons": [], **reset_fields}}]
+        # `done`: states after this call's own change, if the answer to it was lost and it is tried again.
         if not self.positions.change({"_id": order, "status": DEAD}, change, done=(WAITING, RUNNING)):
             raise LeaseLostError(f"position {order} has not been given up, so it cannot be revived")
         self.records.remove([end["record"] for task in altered for end in task["ends"]])

@@ -211,7 +211,7 @@ class StoreTickets(LaunchTickets):
         return self._store.begun()
 
     def forget(self, step: int) -> None:
-        """Drop groups from the store that no checkpoint needs any more, and announce a checkpoint to samplers.
+        """Announce a checkpoint to samplers, and drop groups from the store that no kept checkpoint needs.
 
         Args:
             step: the step of the new checkpoint, whose weights samplers load next.
@@ -219,7 +219,7 @@ class StoreTickets(LaunchTickets):
         self._saved_step = step
         self._store.forget(self._run.checkpoints.horizon)
         self._announcer.changed()
-        self._announce_state(stale=0)
+        self._announce_state(stale=0)  # the next look at the store counts stale groups and announces again
 
     def complete(self, checkpoint: Path, verls: Path) -> None:
         """Write the model into the checkpoint in Hugging Face layout, which samplers load.

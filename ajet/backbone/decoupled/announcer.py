@@ -189,6 +189,9 @@ class Announcer:
     def _show_depths(self, depths: StoreDepths | None = None, *, is_last: bool = False) -> None:
         """Show the number of positions in each state, at most every SHOWN_EVERY seconds.
 
+        The same look at the store finds new dead letters, and samplers whose engine is a server of its own: only the
+        weights of such a server need a probe.
+
         Args:
             depths: The numbers. None: query the store.
             is_last: True to show them even right after the previous ones.
@@ -198,6 +201,7 @@ class Announcer:
                 return
             self._shown_at = time.monotonic()
             current = depths or self._store.depths()
+            # Positions that samplers may lease: those not leased yet, and those given back.
             free = max(0, self._order_limit - current.next) + current.waiting if self._order_limit else 0
             samplers = self._list_samplers()
             self.needs_probe = any(sampler.details.get(SERVER) for sampler in samplers)

@@ -214,9 +214,10 @@ class Trainer:
         adapter_names: set[str | None] = {*self.policy.adapters.names} or {None}
         for sample in samples:
             if sample.timeline.sampled and sample.timeline.adapter not in adapter_names:
+                adapter = sample.timeline.adapter
+                adapter_text = "the base model, without an adapter" if adapter is None else f"the adapter {adapter}"
                 raise UserError(
-                    f"Episode {sample.episode} was sampled with "
-                    f"{sample.timeline.adapter or 'no adapter of its own'}, which this trainer does not have.",
+                    f"Episode {sample.episode} was sampled with {adapter_text}, which this trainer does not train.",
                     where="ajet.trainer_common.lora.adapters",
                     expected="a trainer with the adapters that sampled the episodes: the same YAML on both sides",
                 )

@@ -174,7 +174,10 @@ class StepValueLoss:
 
 @dataclass(slots=True)
 class RowValueLoss:
-    """The value loss of one row, called with the hidden states of some targets. Shapes: [K]."""
+    """The value loss of one row with K target tokens. `weights`, `old` and `returns` have shape [K].
+
+    A call computes it for some of the targets, so that not all hidden states are in memory at once.
+    """
 
     step: StepValueLoss
     weights: Tensor

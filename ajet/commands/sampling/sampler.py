@@ -192,7 +192,7 @@ class GroupSampler:
             return True
         # If the wait fails, groups waiting for the weights are returned.
         with suppress(PolicyWentBackError, TimeoutError):
-            self._require_known(announced)
+            self._require_known_version(announced)
             try:
                 self._follow_policy(announced.policy, renew_while_waiting)
             except UserError as error:
@@ -239,15 +239,14 @@ class GroupSampler:
         self._policy = announced.policy
         if self._is_over():
             return
-        self._require_known(announced)
+        self._require_known_version(announced)
         self._trainer = announced.trainer
-        self._gets_more = (
-            self._follow_policy(announced.policy) and announced.policy.below != 0
-        )  # includes returned groups
+        # A trainer that is about to end announces 0, so that not even returned groups are played.
+        self._gets_more = self._follow_policy(announced.policy) and announced.policy.below != 0
         self.renew_leases()
         self.begin_groups()
 
-    def _require_known(self, announced: AnnouncedPolicy) -> None:
+    def _require_known_version(self, announced: AnnouncedPolicy) -> None:
         """Raise PolicyWentBackError if the trainer may not know the engine's policy version.
 
         That is so if another trainer resumed from an earlier policy, because it may use the version's number again.

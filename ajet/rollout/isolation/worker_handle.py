@@ -191,7 +191,7 @@ class WorkerHandle:
         return process.output() if process is not None else ""
 
     def forget_output(self) -> None:
-        """Drop the output before the next attempt."""
+        """Drop what the worker process has printed, so that the next attempt's failure shows its own output only."""
         if self._process is not None:
             self._process.forget_output()
 

@@ -238,9 +238,12 @@ class LabelReader:
         next_label = self._label_pattern.match(text, between.end() if between else offset)
         if between is None or next_label is None or self._matched_label(next_label) == label:
             return False
-        return re.search(r"[^\W\d_]|[,;/&+|]", between[0]) is not None or not (
-            self._prose_pattern.match(text, next_label.end()) or _WRONG.match(text, next_label.end())
-        )
+        is_joined = re.search(r"[^\W\d_]|[,;/&+|]", between[0]) is not None  # by a comma or a word such as "or"
+        if is_joined:
+            return True
+        # Only blanks or brackets lie between: "A) B) C)" is a list, but "A  I think" and "A) B) is wrong" are not.
+        after_label = next_label.end()
+        return not (self._prose_pattern.match(text, after_label) or _WRONG.match(text, after_label))
 
     def _is_word(self, text: str, offset: int) -> bool:
         """Return True if a capital letter before the offset may be an article or pronoun, since a word follows."""

@@ -408,7 +408,11 @@ class GenerationReader:
             len(tasks), split, source, len(written_tasks) - len(tasks), writer.cost.unreadable,
         )  # fmt: skip
         if refusals:
-            logger.warning("dropped prompts of {} tasks: {}", split, refusals.describe_refusals())
+            logger.warning(
+                "left out some prompts for {} tasks: {}",
+                split,
+                refusals.describe_refusals(),
+            )
         if len(tasks) < self._settings.task_num:
             logger.warning(
                 "only {} of {} {} tasks were written; add documents or examples, raise temperature or "

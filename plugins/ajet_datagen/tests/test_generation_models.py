@@ -121,7 +121,7 @@ def test_a_prompt_that_every_model_refuses_is_left_out_for_good(
     assert len(tasks) == 6, "what is missing is asked for by other prompts"
     [told] = [line for line in logged if "refused" in line]
     assert told.startswith(
-        "dropped prompts of train tasks: 2 prompts refused: train 0 1, train 0 4; the last: writer0 at 127."
+        "left out some prompts for train tasks: 2 prompts refused: train 0 1, train 0 4; the last: writer0 at 127."
     )
     assert f"status {status}: " in told and "filtered: 5" in told
     server.seen.clear()

@@ -55,7 +55,7 @@ class Folder:
             ToolError: the path lies outside of the allowed folders.
         """
         if "\0" in path:
-            raise ToolError("a path has no zero bytes")
+            raise ToolError("the path contains a zero byte; remove it")
         full_path = os.path.normpath(os.path.join(self.root, os.path.expanduser(path) if path == "~" else path))
         for root in (self.root, *(() if write else self.readable)):
             if full_path == str(root):

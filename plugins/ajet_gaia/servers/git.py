@@ -107,7 +107,7 @@ class Repositories(ToolServer):
             ToolError: git failed (with its error output) or exceeded the time limit.
         """
         if any("\0" in argument for argument in arguments):
-            raise ToolError("an argument has no zero bytes")
+            raise ToolError("the argument contains a zero byte; remove it")
         with self.folder.directory(repo_path, write=True):
             root, parts = self.folder.parts(repo_path, write=True)
             finished = run(

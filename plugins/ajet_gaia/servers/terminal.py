@@ -37,7 +37,7 @@ class Terminal(ToolServer):
     ) -> str | dict[str, Any]:
         """Run a shell command in the working folder."""
         if "\0" in command:
-            raise ToolError("a command has no zero bytes")
+            raise ToolError("the command contains a zero byte; remove it")
         finished = run(
             [self.shell, "-c", command],
             folder=self.directory,

@@ -151,7 +151,9 @@ class Condenser:
                 answer = await self._request_answer(model, prompt)
             except NoAnswerError as problem:
                 answer, error = str(problem), "tool"
-                logger.warning("browse agent: {} at {}: {}", model.model, model.place, problem)
+                logger.warning(
+                    "no answer from the browse agent's model {} at {}: {}", model.model, model.place, problem
+                )
             request_facts = {"model": model.model, **call_facts}
             digest, end_time = compute_digest(answer), time.time()
             self._keep(ToolUse(BROWSE_AGENT, request_facts, answer, digest, started, end_time, error, model.place))

@@ -155,7 +155,10 @@ def average_curves(curves: Sequence[Points]) -> list[tuple[float, float, float |
 
 
 def _print_results(comparison: RunComparison) -> None:
-    """Print a table of the groups: runs, steps, training reward, held-out mean with its interval, and costs."""
+    """Print a table of the groups: runs, steps, training reward, held-out mean with its interval, and costs.
+
+    The column "over" says what the interval is over: the group's runs, or the tasks of its only run.
+    """
     table = _make_table(comparison)
     for name in ("runs", "steps", "training", f"held-out {comparison.quantity}", "over", "min", "CPU s"):
         table.add_column(name, justify="right")
