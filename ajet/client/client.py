@@ -24,7 +24,7 @@ _GIVEN = ("task", "repeat", "base_url", "api_key", "path_base_url", "model", "ve
 
 
 class Client:
-    """Client of a server. Thread-safe, usable as a context manager."""
+    """Client of a server started by `ajet serve`. Thread-safe, usable as a context manager."""
 
     def __init__(
         self,

@@ -159,7 +159,14 @@ async def ask_model(
 
 
 async def request_completion(model: ChatModel, body: Mapping[str, Any], seconds: float) -> ChatReply:
-    """Send a request of Chat Completions and return the reply. Raises NoAnswerError."""
+    """Send a Chat Completions request with the fields `body` and return the reply.
+
+    Args:
+        seconds: Time limit.
+
+    Raises:
+        NoAnswerError: no answer in time, a refusal, or an answer without a completion.
+    """
     content = await _post_request(model, "chat/completions", body, seconds, ANSWER_BYTES)
     try:
         return _parse_reply(content)
@@ -269,18 +276,18 @@ async def close_all() -> None:
         await session.close()
 
 
-def _get_session(proxied: bool) -> aiohttp.ClientSession:
+def _get_session(uses_proxy: bool) -> aiohttp.ClientSession:
     """Return the HTTP session of the tools' loop, with or without the machine's proxy; created on first use."""
     import aiohttp
 
     if not _sessions:
         close_at_exit(close_all)
-    if proxied not in _sessions:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
-        _sessions[proxied] = aiohttp.ClientSession(
-            connector=connector, trust_env=proxied, cookie_jar=aiohttp.DummyCookieJar()
+    if uses_proxy not in _sessions:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)  # 0: any number of connections
+        _sessions[uses_proxy] = aiohttp.ClientSession(
+            connector=connector, trust_env=uses_proxy, cookie_jar=aiohttp.DummyCookieJar()
         )
-    return _sessions[proxied]
+    return _sessions[uses_proxy]
 
 
 async def _read_bounded(reply: aiohttp.ClientResponse, limit: int) -> bytes:

@@ -138,7 +138,7 @@ def expand_variables(value: Any, where: str, variables: Mapping[str, str] | None
     def replaced(match: re.Match[str]) -> str:
         """Return the value of a matched variable."""
         variable = environment.get(match[1]) or match[2]  # group 2 is the default
-        if variable is None and match[1] not in environment:
+        if variable is None and match[1] not in environment:  # a variable may be set to an empty text
             raise ConfigError(
                 f"The environment variable {match[1]} is not set.",
                 where=where,

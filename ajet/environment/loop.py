@@ -119,7 +119,9 @@ async def on_tools_loop(
     *,
     to_the_end: bool = False,
 ) -> T:
-    """Run a coroutine on the tools' loop, from any loop, and return its result or raise its exception.
+    """Run a coroutine on the event loop of this process's tool connections; return its result or raise its exception.
+
+    The caller awaits on its own loop, in another thread or on the same loop.
 
     Args:
         unclaimed: Called with the result if the caller was cancelled meanwhile, for example to close a connection.
@@ -166,6 +168,7 @@ async def on_tools_loop(
                 await unclaimed(result)
 
     def begin() -> None:
+        """Start the work, on the tools' loop."""
         nonlocal task
         task = tools.create_task(run())
 
@@ -180,7 +183,8 @@ async def on_tools_loop(
         if not to_the_end:
             is_cancelled = True
             tools.call_soon_threadsafe(cancel)
-        if unclaimed is not None and not answer.cancelled() and answer.exception() is None:  # it came at the same time
+        # The result may have come at the same time as the cancellation.
+        if unclaimed is not None and not answer.cancelled() and answer.exception() is None:
             asyncio.run_coroutine_threadsafe(unclaimed(answer.result()), tools)
         raise
 

@@ -136,7 +136,7 @@ class PinnedFile:
         self.tools = read_pinned(folder) if goes_on else None
 
     def first(self, found: list[Any]) -> list[Any]:
-        """Return the tools of the run's first attempt. In the first attempt, store `found`."""
+        """Return the tools of the run's first attempt; if none are stored, this attempt is the first: store `found`."""
         if self.tools is None:
             write_atomically(self._file, json.dumps({"tools": found}, indent=1, ensure_ascii=False) + "\n")
             self.tools = found

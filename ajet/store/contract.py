@@ -65,7 +65,7 @@ class Store(Protocol):
     """The registry of positions: leases them, stores their episodes, and records their use by training steps."""
 
     def lease(self, count: int) -> list[Lease]:
-        """Lease the next `count` positions: first free positions that were leased before, then new ones."""
+        """Lease the next `count` positions of the training order: free ones that were leased before, then new ones."""
         ...
 
     def bring(self) -> Lease:
@@ -76,7 +76,7 @@ class Store(Protocol):
         ...
 
     def lease_kept(self) -> list[Lease]:
-        """Lease all free positions that have stored episodes and no complete group."""
+        """Lease all free positions that have stored episodes, but no complete group; clients' own tasks included."""
         ...
 
     def put(self, lease: Lease, *kept: Kept) -> None:
@@ -91,7 +91,11 @@ class Store(Protocol):
         ...
 
     def close(self, lease: Lease) -> None:
-        """Close the leased position: the group is complete. Raises LeaseLostError."""
+        """Close a leased position, because its group of episodes is complete.
+
+        Raises:
+            LeaseLostError: the lease is stale.
+        """
         ...
 
     def closed(self) -> list[Lease]:

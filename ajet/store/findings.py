@@ -57,7 +57,12 @@ def report_member(role: str, name: str, age: float, leases: int) -> Finding:
 
 
 def report_policy(policy: Mapping[str, Any], age: float) -> Finding:
-    """Report the policy announced for samplers, `age` seconds ago."""
+    """Return the finding on the policy that the trainer announced for samplers.
+
+    Args:
+        policy: The fields of `Policy`.
+        age: Seconds since the announcement.
+    """
     return Finding(
         "policy", "ok", f"weights of step {policy['step']}, announced {age:.0f} s ago, in {policy['weights']}"
     )

@@ -34,7 +34,7 @@ LONGEST_VALUE = 60
 
 
 class GroupRefusedError(AjetError):
-    """A group cannot be trained on."""
+    """A group of episodes cannot be trained on."""
 
     def __init__(self, kind: RefusalKind, why: str) -> None:
         super().__init__(why)
@@ -62,7 +62,7 @@ class GroupTerms:
 
 
 def kind_of(reason: str) -> str:
-    """Return the refusal kind in the reason of a quarantined group, or "" for any other reason."""
+    """Return the kind of refusal from the stored reason of a quarantined group, or "" for any other reason."""
     first_word, _, kind_and_message = reason.partition(": ")
     return kind_and_message.partition(":")[0] if first_word == QUARANTINED else ""
 
@@ -128,7 +128,14 @@ def quote(value: object) -> str:
 
 
 def _check_against_terms(attempt: Kept, order: int, task_id: str, version: int, terms: GroupTerms) -> None:
-    """Check that an episode is of this task, split and run, and fits the model and the policy versions."""
+    """Check that an episode is of the leased position's task, of training and of this run, and fits the model.
+
+    Args:
+        order: The leased position.
+        task_id: Id of the task at the position.
+        version: Newest policy version of the trainer.
+        terms: The trainer's requirements.
+    """
     episode = attempt.episode
     _require_valid(
         episode.task.task_id == task_id and episode.order == order and not attempt.alone,
@@ -140,7 +147,7 @@ def _check_against_terms(attempt: Kept, order: int, task_id: str, version: int, 
     _require_valid(
         episode.run == terms.run, "policy_version", f"its policy versions belong to run {quote(episode.run)}"
     )
-    # A run of tokens sampled by the policy versions `low` to `high`.
+    # Each run of tokens was sampled by the policy versions `low` to `high`.
     newest = max((token_run.high for call in episode.calls for token_run in call.versions), default=version)
     _require_valid(
         newest <= version,
@@ -329,18 +336,21 @@ def _check_timeline(timeline: Timeline, at: int, calls: Sequence[Call]) -> None:
         at: number of the timeline in the episode.
         calls: All calls of the episode.
     """
-    size = len(timeline.ids)
+    token_count = len(timeline.ids)
     sizes = {len(array) for array in (timeline.mask, timeline.logprobs, timeline.logprobs_unit, timeline.versions)}
     _require_valid(
-        sizes == {size} and size > 0,
+        sizes == {token_count} and token_count > 0,
         "timeline",
-        (f"timeline {at} has {size} token ids, but masks, log-probabilities or versions of {sorted(sizes)} tokens"),
+        (
+            f"timeline {at} has {token_count} token ids, but masks, log-probabilities or versions of "
+            f"{sorted(sizes)} tokens"
+        ),
     )
     _require_valid(not timeline.mask[0], "timeline", f"timeline {at} trains its first token, which no token precedes")
     for span in timeline.spans:
-        is_inside = 0 <= span.call < len(calls) and 0 <= span.start < span.stop <= size
+        is_inside = 0 <= span.call < len(calls) and 0 <= span.start < span.stop <= token_count
         _require_valid(
-            is_inside, "timeline", f"timeline {at} of {size} tokens has the invalid span {quote(tuple(span))}"
+            is_inside, "timeline", f"timeline {at} of {token_count} tokens has the invalid span {quote(tuple(span))}"
         )
         call = calls[span.call]
         sampled = _reply_part(span, call)

@@ -95,6 +95,7 @@ class Outage:
                     raise
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
+                # A slow answer counts as an outage, too: leases could not be renewed meanwhile.
                 if self._outage_start is not None or time.monotonic() - started > LOGGED_AFTER:
                     self._note_back()
                 return result

@@ -35,7 +35,7 @@ def store_address(experiment: Experiment, folder: Path) -> Address | None:
     """Return the address of the run's shared store, or None for a private store. Raises ConfigError."""
     config = experiment.ajet.store
     plugin_part = find_part("store", config.type)
-    if plugin_part is None or not plugin_part.schemes:
+    if plugin_part is None or not plugin_part.schemes:  # only shared stores have addresses
         return None
     default = load_code(plugin_part.code).default
     address = Address.of(config.uri or default, base=folder, run=folder.name)

@@ -40,7 +40,9 @@ class PositionQueue:
         self._fence = 0
 
     def take(self, count: int) -> list[Lease]:
-        """Lease the next `count` positions of the training order: waiting positions first, then new ones."""
+        """Lease the next `count` positions of the training order: first those leased before and free again, then new
+        ones.
+        """
         waiting_orders = sorted(order for order in self._waiting_orders if order >= 0)[:count]
         new_orders = range(self._next, self._next + count - len(waiting_orders))
         self._next = new_orders.stop
@@ -94,7 +96,10 @@ class PositionQueue:
             del self._fence_by_order[order]
 
     def give_back(self, lease: Lease) -> None:
-        """End a lease and mark the position as waiting. Raises LeaseLostError."""
+        """End a lease and free the position, which is leased again before new ones.
+
+        Raises LeaseLostError if it is stale.
+        """
         self.require_lease(lease)
         del self._fence_by_order[lease.order]
         self._waiting_orders.add(lease.order)
@@ -173,7 +178,7 @@ class RunStore:
             self._read_pending(self._files)
 
     def lease(self, count: int) -> list[Lease]:
-        """Lease the next `count` positions and return each lease with the position's stored episodes."""
+        """Lease the next `count` positions of the training order, and return each with its stored episodes."""
         with self._lock:
             return [self._attach_episodes(lease) for lease in self._positions.take(count)]
 
@@ -228,7 +233,10 @@ class RunStore:
                 self._closed_marker(self._numbers[lease.order]).touch()
 
     def closed(self) -> list[Lease]:
-        """Return the positions that are closed and not over, in order."""
+        """Return the positions whose group is complete, with their episodes, in order.
+
+        Positions that a training step used for the last time are left out.
+        """
         with self._lock:
             return [self._attach_episodes(self._positions.current_lease(order)) for order in sorted(self._closed)]
 
@@ -325,7 +333,7 @@ class RunStore:
             lines = list(read_lines(files.path(file_number)))
             rows = [row for row, _ in lines]
             first_uuid = str(rows[0].get("uuid")) if rows else ""
-            if first_uuid in self._step_of_use:
+            if first_uuid in self._step_of_use:  # used for the last time, and kept until `forget`
                 self._used_file_numbers[first_uuid] = file_number
                 continue
             self._require_unchanged(files.path(file_number), lines)
@@ -351,7 +359,7 @@ class RunStore:
             )
 
     def _add_pending(self, file_number: int, order: int, attempts: list[Kept], used_steps: list[int] | None) -> None:
-        """Restore a position from its pending file.
+        """Restore a position from its pending file: closed if its group is complete, else free.
 
         If the position is over according to the checkpoint, its episodes get a new position outside the training order.
 
@@ -379,7 +387,7 @@ class RunStore:
             file.unlink(missing_ok=True)
 
     def _attach_episodes(self, lease: Lease) -> Lease:
-        """Return the lease with the position's stored episodes and the steps that used the position."""
+        """Return a copy of the lease with the position's stored episodes and the steps that used the position."""
         steps = tuple(self._steps.get(lease.order, ()))
         return Lease(lease.order, lease.fence, tuple(self._put_episodes.get(lease.order, ())), steps)
 

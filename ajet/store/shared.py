@@ -234,7 +234,11 @@ class SharedStore(Store, Protocol):
         ...
 
     def quarantine(self, order: int, reason: str) -> None:
-        """Make a closed position a dead letter: stored, but never trained on or leased.
+        """Make a closed position a dead letter: its group of episodes is stored, but never trained on.
+
+        Args:
+            order: Number of the position.
+            reason: Why the group cannot be trained on.
 
         Raises:
             TrainerFencedError: this process does not train.
@@ -277,7 +281,7 @@ class SharedStore(Store, Protocol):
         ...
 
     def depths(self) -> StoreDepths:
-        """Return the number of positions in each state."""
+        """Return the number of positions in each state, clients' own tasks included."""
         ...
 
     def disconnect(self) -> None:

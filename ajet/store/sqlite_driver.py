@@ -46,7 +46,7 @@ class SqliteDriver:
     default = "sqlite:store.sqlite"
 
     def open(self, address: Address, opener: StoreOptions) -> SqliteStore:
-        """Open the store as a member of a run."""
+        """Open the store for a process of a run. A missing file is created."""
         return SqliteStore(_file_path(address), opener)
 
     def check(self, address: Address, *, made: Path | None = None) -> None:
@@ -179,7 +179,7 @@ def _explain_errors(path: Path) -> Iterator[None]:
     except DamagedRowError as damaged:
         raise damaged_file(path, damaged) from damaged
     except sqlite3.Error as error:
-        if is_mistake(error):
+        if is_mistake(error):  # in ajet, so it is shown with its traceback
             raise
         raise UserError(
             f"The store cannot be read: {error}.",
@@ -193,8 +193,8 @@ def survey_file(path: Path) -> list[Finding]:
     if not path.exists():
         return [Finding("file", "note", f"there is no file {path}", "the first process that opens it creates it")]
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as base:
-            return _survey_tables(base, path)
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+            return _survey_tables(database, path)
     except UserError as error:
         return [Finding("file", "problem", error.what, error.expected)]
     except (sqlite3.DatabaseError, DamagedRowError) as error:

@@ -128,40 +128,44 @@ class SqliteStore:
         Args:
             below: New positions are leased only below this number. None: no limit.
         """
-        with self._open_lease_transaction() as base:
+        with self._open_lease_transaction() as database:
             leases: list[Lease] = []
             # More than one round: a position with a changed episode becomes a dead letter instead of a lease.
-            while len(leases) < count and (orders := self._positions.find_free(base, count - len(leases), below)):
-                leases += self._lease_positions(base, orders)
+            while len(leases) < count and (orders := self._positions.find_free(database, count - len(leases), below)):
+                leases += self._lease_positions(database, orders)
             return leases
 
     @_outlast_outage
     def bring(self) -> Lease:
         """Lease a new position for a client's own task, outside the training order."""
-        with self._open_lease_transaction() as base:
-            (lease,) = self._lease_positions(base, [-fetch_count(base, "brought", 1) - 1])
+        with self._open_lease_transaction() as database:
+            (lease,) = self._lease_positions(database, [-fetch_count(database, "brought", 1) - 1])
             return lease
 
     @_outlast_outage
     def lease_kept(self) -> list[Lease]:
         """Lease the free positions that have stored episodes, whose groups an earlier lease left incomplete."""
-        with self._open_lease_transaction() as base:
+        with self._open_lease_transaction() as database:
             query = "SELECT DISTINCT place FROM positions JOIN ends USING (place)"
-            rows = base.execute(f"{query} WHERE state = 'waiting' ORDER BY place").fetchall()
-            return self._lease_positions(base, [int(row[0]) for row in rows])
+            rows = database.execute(f"{query} WHERE state = 'waiting' ORDER BY place").fetchall()
+            return self._lease_positions(database, [int(row[0]) for row in rows])
 
     @_outlast_outage
     def put(self, lease: Lease, *kept: Kept) -> None:
-        """Write episodes in one transaction and renew the lease."""
+        """Write episodes of a leased position in one transaction and renew the lease. Stored episodes are skipped.
+
+        Raises:
+            LeaseLostError: the lease is stale.
+        """
         rows = self._episodes.encode_rows(lease, kept)
-        with self.open_transaction() as base:
-            self._positions.prolong(base, lease)
-            self._episodes.put(base, rows)
+        with self.open_transaction() as database:
+            self._positions.prolong(database, lease)
+            self._episodes.put(database, rows)
 
     @_outlast_outage
     def close(self, lease: Lease) -> None:
-        with self.open_transaction() as base:
-            update_leased(base, lease, "state = 'closed', whole = 1, since = ?", time.time())
+        with self.open_transaction() as database:
+            update_leased(database, lease, "state = 'closed', whole = 1, since = ?", time.time())
 
     @_outlast_outage
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
@@ -169,26 +173,26 @@ class SqliteStore:
 
         Positions in `but`, and positions that a training step used for the last time, are left out.
         """
-        with self.open_transaction() as base:
-            rows_by_order = base.execute(
+        with self.open_transaction() as database:
+            closed_positions = database.execute(
                 "SELECT place, fence FROM positions WHERE state = 'closed' ORDER BY place"
             ).fetchall()
-            closed_rows = [(order, fence) for order, fence in rows_by_order if order not in but][:count]
-            reused_steps = self._read_reused_steps(base)
-            episodes = self._load_unaltered(base, [order for order, _ in closed_rows])
+            selected_positions = [(order, fence) for order, fence in closed_positions if order not in but][:count]
+            reused_steps = self._read_reused_steps(database)
+            episodes = self._load_unaltered(database, [order for order, _ in selected_positions])
             return [
                 Lease(order, fence, episodes[order], reused_steps.get(order, ()))
-                for order, fence in closed_rows
+                for order, fence in selected_positions
                 if order in episodes
             ]
 
     @_outlast_outage
     def begun(self) -> list[int]:
         """Return the positions of the training order that were leased and never used or discarded."""
-        with self.open_transaction() as base:
+        with self.open_transaction() as database:
             query = "SELECT place FROM positions WHERE state NOT IN ('over', 'dead') AND place >= 0 ORDER BY place"
-            leased = [int(row[0]) for row in base.execute(query)]
-            reused_steps = self._read_reused_steps(base)
+            leased = [int(row[0]) for row in database.execute(query)]
+            reused_steps = self._read_reused_steps(database)
             return [order for order in leased if order not in reused_steps]
 
     def use(
@@ -213,9 +217,9 @@ class SqliteStore:
     @_outlast_outage
     def _give_back(self, leases: Sequence[Lease]) -> None:
         """End the leases in one transaction, which is repeated while the file is unreachable."""
-        with self.open_transaction() as base:
+        with self.open_transaction() as database:
             for lease in leases:
-                update_leased(base, lease, "state = 'waiting'")
+                update_leased(database, lease, "state = 'waiting'")
 
     @_outlast_outage
     def commit(self) -> dict[str, Any]:
@@ -225,12 +229,12 @@ class SqliteStore:
         commit.
         """
         name = uuid.uuid4().hex
-        with self.open_transaction() as base:
-            self._require_trainer(base)
-            head = fetch_count(base, "head")
-            number = base.execute("INSERT INTO commits (name, earlier) VALUES (?, ?)", (name, head)).lastrowid
-            base.execute("UPDATE uses SET of = ? WHERE of IS NULL", (number,))
-            base.execute("UPDATE counts SET value = ? WHERE name = 'head'", (number,))
+        with self.open_transaction() as database:
+            self._require_trainer(database)
+            head = fetch_count(database, "head")
+            number = database.execute("INSERT INTO commits (name, earlier) VALUES (?, ?)", (name, head)).lastrowid
+            database.execute("UPDATE uses SET of = ? WHERE of IS NULL", (number,))
+            database.execute("UPDATE counts SET value = ? WHERE name = 'head'", (number,))
         return {"commit": name}
 
     @_outlast_outage
@@ -239,11 +243,11 @@ class SqliteStore:
 
         `step` is the oldest checkpoint still loadable.
         """
-        with self.open_transaction() as base:
-            self._require_trainer(base)
-            rows = [row for row in base.execute(f"{_HOLDING} AND step <= ?", (step,)).fetchall()]
+        with self.open_transaction() as database:
+            self._require_trainer(database)
+            rows = [row for row in database.execute(f"{_HOLDING} AND step <= ?", (step,)).fetchall()]
             for table in ("ends", "positions", "uses"):
-                base.executemany(f"DELETE FROM {table} WHERE place = ?", rows)
+                database.executemany(f"DELETE FROM {table} WHERE place = ?", rows)
 
     def renew(self, leases: Iterable[Lease]) -> None:
         """Renew all leases that are still valid. Raises LeaseLostError with the positions of the other leases."""
@@ -254,11 +258,11 @@ class SqliteStore:
     def _renew_leases(self, leases: Sequence[Lease]) -> list[int]:
         """Renew leases and this process's heartbeat, and return the positions whose lease was lost."""
         lost = []
-        with self.open_transaction() as base:
-            base.execute("UPDATE members SET seen = ? WHERE name = ?", (time.time(), self._name))
+        with self.open_transaction() as database:
+            database.execute("UPDATE members SET seen = ? WHERE name = ?", (time.time(), self._name))
             for lease in leases:
                 try:
-                    self._positions.prolong(base, lease)
+                    self._positions.prolong(database, lease)
                 except LeaseLostError:
                     lost.append(lease.order)
         return lost
@@ -266,35 +270,36 @@ class SqliteStore:
     @_outlast_outage
     def fail(self, lease: Lease, reason: str) -> None:
         """Record a failed attempt and end the lease: the position is free again, or dead after too many failures."""
-        with self.open_transaction() as base:
-            update_leased(base, lease, "state = 'waiting'")
-            self._positions.record_failure(base, lease.order, self._redact(reason))
+        with self.open_transaction() as database:
+            update_leased(database, lease, "state = 'waiting'")
+            self._positions.record_failure(database, lease.order, self._redact(reason))
 
     @_outlast_outage
     def quarantine(self, order: int, reason: str) -> None:
-        """Make a closed position a dead letter: stored, but never trained on or leased.
+        """Make a closed position a dead letter: its group of episodes is stored, but never trained on.
 
         Raises:
             TrainerFencedError: this process does not train.
             LeaseLostError: the position is not closed.
         """
-        with self.open_transaction() as base:
-            self._require_trainer(base)
+        with self.open_transaction() as database:
+            self._require_trainer(database)
             query = "SELECT 1 FROM positions WHERE place = ? AND state = 'closed'"
-            if base.execute(query, (order,)).fetchone() is None:
+            if database.execute(query, (order,)).fetchone() is None:
                 raise LeaseLostError(f"position {order} has no complete group")
-            self._positions.record_failure(base, order, self._redact(reason), dead=True)
+            self._positions.record_failure(database, order, self._redact(reason), dead=True)
 
     @_outlast_outage
     def dead(self) -> list[DeadLetter]:
         """Return the positions that are leased no more after failures, with their reasons, in order."""
-        with self.open_transaction() as base:
+        with self.open_transaction() as database:
             query = (
                 "SELECT place, reasons, (SELECT COUNT(*) FROM ends WHERE ends.place = positions.place) "
                 "FROM positions WHERE state = 'dead' ORDER BY place"
             )
             return [
-                DeadLetter(order, tuple(read_reasons(reasons)), ends) for order, reasons, ends in base.execute(query)
+                DeadLetter(order, tuple(read_reasons(reasons)), ends)
+                for order, reasons, ends in database.execute(query)
             ]
 
     @_outlast_outage
@@ -304,14 +309,14 @@ class SqliteStore:
         Raises:
             LeaseLostError: the position is no dead letter.
         """
-        with self.open_transaction() as base:
+        with self.open_transaction() as database:
             update = "UPDATE positions SET state = 'waiting', reasons = '[]' WHERE place = ? AND state = 'dead'"
-            if not base.execute(update, (order,)).rowcount:
+            if not database.execute(update, (order,)).rowcount:
                 raise LeaseLostError(f"position {order} has not been given up, so it cannot be revived")
             try:
-                self._episodes.load_episodes(base, order)
+                self._episodes.load_episodes(database, order)
             except AlteredEpisodeError:  # with changed episodes the position would be dead again at its next lease
-                self._remove_episodes(base, order)
+                self._remove_episodes(database, order)
 
     @_outlast_outage
     def announce(self, policy: Policy) -> None:
@@ -319,16 +324,16 @@ class SqliteStore:
 
         Raises TrainerFencedError unless this process trains.
         """
-        with self.open_transaction() as base:
-            self._require_trainer(base)
+        with self.open_transaction() as database:
+            self._require_trainer(database)
             row = (dumps(asdict(policy)), self._trainer, time.time())
-            base.execute("INSERT OR REPLACE INTO policy VALUES (1, ?, ?, ?)", row)
+            database.execute("INSERT OR REPLACE INTO policy VALUES (1, ?, ?, ?)", row)
 
     @_outlast_outage
     def announced(self) -> AnnouncedPolicy | None:
         """Return the latest announced policy, or None without one."""
-        with self.open_transaction() as base:
-            row = base.execute("SELECT said, trainer, time FROM policy").fetchone()
+        with self.open_transaction() as database:
+            row = database.execute("SELECT said, trainer, time FROM policy").fetchone()
             return read_announced(row, time.time()) if row else None
 
     @_outlast_outage
@@ -336,8 +341,8 @@ class SqliteStore:
         """Register this process under a unique name, or renew its heartbeat. Later leases carry the name."""
         self._name = name
         now = time.time()
-        with self.open_transaction() as base:
-            base.execute(
+        with self.open_transaction() as database:
+            database.execute(
                 "INSERT INTO members VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
                 "SET role = excluded.role, seen = excluded.seen, told = excluded.told",
                 (name, role, now, now, self._redact.row(details or {})),
@@ -345,20 +350,20 @@ class SqliteStore:
 
     @_outlast_outage
     def leave(self) -> None:
-        with self.open_transaction() as base:
-            base.execute("DELETE FROM members WHERE name = ?", (self._name,))
+        with self.open_transaction() as database:
+            database.execute("DELETE FROM members WHERE name = ?", (self._name,))
 
     @_outlast_outage
     def members(self) -> list[StoreMember]:
         """Return all registered processes, trainers first, then by name. Rows that ajet did not write are skipped."""
         now = time.time()
-        with self.open_transaction() as base:
+        with self.open_transaction() as database:
             query = (
                 "SELECT role, name, seen, joined, told, "
                 "(SELECT COUNT(*) FROM positions WHERE state = 'leased' AND holder = name) "
                 "FROM members ORDER BY role != 'trainer', name"
             )
-            member_rows = [(row, read_member(row, now)) for row in base.execute(query)]
+            member_rows = [(row, read_member(row, now)) for row in database.execute(query)]
         for row, member in member_rows:
             if member is None:
                 self._warn_of_row("members", row[1])
@@ -367,20 +372,20 @@ class SqliteStore:
     @_outlast_outage
     def depths(self) -> StoreDepths:
         """Return the number of positions in each state, after ending expired leases."""
-        with self.open_transaction() as base:
-            self._positions.expire(base)
-            counts = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
+        with self.open_transaction() as database:
+            self._positions.expire(database)
+            counts = dict(database.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
             for state in counts.keys() - STATES:
                 self._warn_of_row("positions", state)
             depths = {state: counts.get(state, 0) for state in STATES}
             # Closed positions that a step has used already are counted as `again`.
-            if reused := self._read_reused_steps(base):
+            if reused := self._read_reused_steps(database):
                 depths |= {"closed": depths["closed"] - len(reused), "again": len(reused)}
             return StoreDepths(
                 **depths,
-                next=fetch_count(base, "next"),
-                oldest_lease=self._positions.oldest_age(base, "leased"),
-                oldest_closed=self._positions.oldest_age(base, "closed", but=reused),
+                next=fetch_count(database, "next"),
+                oldest_lease=self._positions.oldest_age(database, "leased"),
+                oldest_closed=self._positions.oldest_age(database, "closed", but=reused),
             )
 
     def _warn_of_row(self, table: str, name: object) -> None:
@@ -437,11 +442,11 @@ class SqliteStore:
 
         A trainer's leases do not expire: they end when another trainer opens the store.
         """
-        with self.open_transaction() as base:
+        with self.open_transaction() as database:
             if self._trainer:
-                self._require_trainer(base)
-            self._positions.expire(base)
-            yield base
+                self._require_trainer(database)
+            self._positions.expire(database)
+            yield database
 
     def _become_trainer(self, options: StoreOptions) -> None:
         """Make this process the trainer, and undo all uses that the checkpoint `options.at` does not know.
@@ -449,59 +454,61 @@ class SqliteStore:
         Raises:
             UserError: the store belongs to another run, or does not know the checkpoint.
         """
-        with self.open_transaction() as base:
+        with self.open_transaction() as database:
             commit_number = 0
-            base.execute("INSERT OR IGNORE INTO facts VALUES ('run', ?)", (options.run,))
-            (owner,) = base.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
+            database.execute("INSERT OR IGNORE INTO facts VALUES ('run', ?)", (options.run,))
+            (owner,) = database.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
             if owner != options.run:
                 raise other_run_error(str(self._path))
             if options.settings:
-                base.execute("INSERT OR REPLACE INTO facts VALUES ('settings', ?)", (options.settings,))
+                database.execute("INSERT OR REPLACE INTO facts VALUES ('settings', ?)", (options.settings,))
             if options.at is not None:
-                row = base.execute("SELECT number FROM commits WHERE name = ?", (options.at.get("commit"),)).fetchone()
+                row = database.execute(
+                    "SELECT number FROM commits WHERE name = ?", (options.at.get("commit"),)
+                ).fetchone()
                 if row is None:
                     raise other_store_error(str(self._path))
                 commit_number = int(row[0])
             # A higher number than every earlier trainer's: these are refused from now on.
-            self._trainer = fetch_count(base, "trainer", 1) + 1
-            base.execute("UPDATE counts SET value = ? WHERE name = 'head'", (commit_number,))
+            self._trainer = fetch_count(database, "trainer", 1) + 1
+            database.execute("UPDATE counts SET value = ? WHERE name = 'head'", (commit_number,))
             # Uses without a commit: the earlier trainer ended before it wrote them into a checkpoint.
-            base.execute("DELETE FROM uses WHERE of IS NULL")
-            base.execute(
+            database.execute("DELETE FROM uses WHERE of IS NULL")
+            database.execute(
                 # Positions used only by later commits than the checkpoint's are free again, or closed if their group is
                 # complete.
                 "UPDATE positions SET state = CASE WHEN whole THEN 'closed' ELSE 'waiting' END "
                 f"WHERE state = 'over' AND place NOT IN ({_HOLDING})"
             )
-            base.execute(f"UPDATE positions SET state = 'over' WHERE place IN ({_HOLDING})")
-            base.execute("UPDATE positions SET state = 'waiting' WHERE state = 'leased' AND trainer > 0")
+            database.execute(f"UPDATE positions SET state = 'over' WHERE place IN ({_HOLDING})")
+            database.execute("UPDATE positions SET state = 'waiting' WHERE state = 'leased' AND trainer > 0")
             if options.usable is not None:
-                self._drop_unusable(base, options.usable)
+                self._drop_unusable(database, options.usable)
 
-    def _drop_unusable(self, base: sqlite3.Connection, usable: Usable) -> None:
+    def _drop_unusable(self, database: sqlite3.Connection, usable: Usable) -> None:
         """Remove stored episodes for which `usable` returns False, if no step has used their position."""
         query = "SELECT DISTINCT place FROM ends JOIN positions USING (place) WHERE state IN ('waiting', 'closed')"
-        reused_steps = self._read_reused_steps(base)
+        reused_steps = self._read_reused_steps(database)
         for order, episodes in self._load_unaltered(
-            base, [order for (order,) in base.execute(query).fetchall()]
+            database, [order for (order,) in database.execute(query).fetchall()]
         ).items():
             if order not in reused_steps and not usable(episodes):
-                self._remove_episodes(base, order)
+                self._remove_episodes(database, order)
 
     @staticmethod
-    def _remove_episodes(base: sqlite3.Connection, order: int) -> None:
+    def _remove_episodes(database: sqlite3.Connection, order: int) -> None:
         """Remove the episodes of a position and free the position, so that it is played again."""
-        base.execute("DELETE FROM ends WHERE place = ?", (order,))
-        base.execute("UPDATE positions SET state = 'waiting', whole = 0 WHERE place = ?", (order,))
+        database.execute("DELETE FROM ends WHERE place = ?", (order,))
+        database.execute("UPDATE positions SET state = 'waiting', whole = 0 WHERE place = ?", (order,))
 
-    def _lease_positions(self, base: sqlite3.Connection, orders: Iterable[int]) -> list[Lease]:
+    def _lease_positions(self, database: sqlite3.Connection, orders: Iterable[int]) -> list[Lease]:
         """Lease these positions for this process, except positions with changed episodes."""
         return [
-            Lease(order, self._positions.take(base, order, self._name, self._trainer), episodes)
-            for order, episodes in self._load_unaltered(base, orders).items()
+            Lease(order, self._positions.take(database, order, self._name, self._trainer), episodes)
+            for order, episodes in self._load_unaltered(database, orders).items()
         ]
 
-    def _load_unaltered(self, base: sqlite3.Connection, orders: Iterable[int]) -> dict[int, tuple[Kept, ...]]:
+    def _load_unaltered(self, database: sqlite3.Connection, orders: Iterable[int]) -> dict[int, tuple[Kept, ...]]:
         """Return the stored episodes by position.
 
         A position with a changed episode becomes a dead letter and is left out.
@@ -509,16 +516,16 @@ class SqliteStore:
         episodes = {}
         for order in orders:
             try:
-                episodes[order] = self._episodes.load_episodes(base, order)
+                episodes[order] = self._episodes.load_episodes(database, order)
             except AlteredEpisodeError as altered:
                 reason = self._redact(str(altered))
-                logger.warning("this process has no valid lease of position {} any more: {}", order, reason)
-                self._positions.record_failure(base, order, reason, dead=True)
+                logger.warning("position {} is given up, because an episode was {}", order, reason)
+                self._positions.record_failure(database, order, reason, dead=True)
         return episodes
 
-    def _require_trainer(self, base: sqlite3.Connection) -> None:
+    def _require_trainer(self, database: sqlite3.Connection) -> None:
         """Raise TrainerFencedError unless this process is the store's latest trainer."""
-        latest = fetch_count(base, "trainer")
+        latest = fetch_count(database, "trainer")
         if self._trainer != latest or not latest:
             raise fenced_trainer_error(str(self._path), self._trainer, latest)
 
@@ -537,16 +544,16 @@ class SqliteStore:
             LeaseLostError: a position is not leased or closed any more, or this step or a later one has used it. No use
                 is recorded.
         """
-        with self.open_transaction() as base:
-            self._require_trainer(base)
-            reused_steps = self._read_reused_steps(base)
+        with self.open_transaction() as database:
+            self._require_trainer(database)
+            reused_steps = self._read_reused_steps(database)
             for order in set(orders):
                 end_update = "UPDATE positions SET state = 'over' WHERE place = ? AND state IN ('leased', 'closed')"
                 reuse_update = (
                     "UPDATE positions SET state = 'closed' WHERE place = ? AND state = 'closed' "
                     "AND place IN (SELECT place FROM ends)"
                 )
-                if not base.execute(reuse_update if order in reused else end_update, (order,)).rowcount:
+                if not database.execute(reuse_update if order in reused else end_update, (order,)).rowcount:
                     state = "closed" if order in reused else "leased"
                     raise LeaseLostError(
                         f"step {step} cannot train on the group at position {order}: its state is not {state} any more"
@@ -557,15 +564,15 @@ class SqliteStore:
                         "has used it already"
                     )
                 row = (order, step, reason, order in reused)
-                base.execute("INSERT INTO uses (place, step, reason, again) VALUES (?, ?, ?, ?)", row)
+                database.execute("INSERT INTO uses (place, step, reason, again) VALUES (?, ?, ?, ?)", row)
 
     @staticmethod
-    def _read_reused_steps(base: sqlite3.Connection) -> dict[int, tuple[int, ...]]:
+    def _read_reused_steps(database: sqlite3.Connection) -> dict[int, tuple[int, ...]]:
         """Return the steps that used each closed position that later steps may use again, by position."""
-        if base.execute("SELECT 1 FROM uses WHERE again LIMIT 1").fetchone() is None:
+        if database.execute("SELECT 1 FROM uses WHERE again LIMIT 1").fetchone() is None:
             return {}
         steps: dict[int, tuple[int, ...]] = {}
-        for order, step in base.execute(_REUSED):
+        for order, step in database.execute(_REUSED):
             if not isinstance(step, int):
                 raise DamagedRowError(f"position {order} is recorded as used by the invalid step {step!r:.60}")
             steps[order] = (*steps.get(order, ()), step)

@@ -67,18 +67,18 @@ def connect(path: Path) -> sqlite3.Connection:
         UserError: another version, another program's database, no database, or the file cannot be created.
     """
     try:
-        base = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
         try:
-            require_own(base, path)
-            _write_ahead(base)
-            base.execute("PRAGMA synchronous=FULL")
-            _create_tables(base, path)
+            require_own(database, path)
+            _write_ahead(database)
+            database.execute("PRAGMA synchronous=FULL")
+            _create_tables(database, path)
         except BaseException:
-            base.close()
+            database.close()
             raise
     except sqlite3.DatabaseError as error:
         raise _cannot_open_error(path, error) from error
-    return base
+    return database
 
 
 def check_file(path: Path, *, made: Path | None = None) -> None:
@@ -264,6 +264,6 @@ def damaged_file(path: Path, what: object) -> StoreUnavailableError:
 
 
 def error_code(error: sqlite3.Error) -> int:
-    """Return SQLite's primary code, or 0 without a code."""
+    """Return the primary error code of SQLite (the low byte of the extended code), or 0 for an error without code."""
     code = getattr(error, "sqlite_errorcode", None)
     return code & 0xFF if isinstance(code, int) else 0

@@ -134,7 +134,7 @@ def extract_answer(text: Any) -> str | None:
 
 
 def _match_braces(text: str) -> dict[int, int]:
-    """Return the index of the closing brace for each matched opening brace."""
+    """Return the index of the closing brace for each opening brace that has one; escaped braces do not count."""
     closing_by_opening: dict[int, int] = {}
     open_braces: list[int] = []
     for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):  # the first alternative skips escaped braces
@@ -146,7 +146,7 @@ def _match_braces(text: str) -> dict[int, int]:
 
 
 def _unwrap_box(content: str) -> str:
-    """Return the content of a box without braces, boxes and white space that enclose all of it."""
+    """Return the content of a box without braces, boxes and white space around all of it: ` {42} ` gives `42`."""
     closing_by_opening = _match_braces(content)
     start, stop = 0, len(content)
     while True:
@@ -207,7 +207,8 @@ def find_form_name(metadata: Mapping[str, Any], otherwise: str | None = None) ->
     """Return the name of the answer form that a task's metadata selects, or "".
 
     Args:
-        otherwise: form for tasks that select none.
+        metadata: The task's row; its `answer_schema` is the name of the form.
+        otherwise: Name of the form for tasks that select none.
 
     Raises:
         BoundaryError: the name is unknown.

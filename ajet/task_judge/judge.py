@@ -66,7 +66,7 @@ def read_verdict(judgement: Any, source_name: str, *, gamma: float = 1.0, succes
 
 
 def _explain_unread(judgement: Any) -> str:
-    """Describe a value that is no reward, and the expected values."""
+    """Return an error text for a judge's return value that is no reward: what it is, and what is expected."""
     if isinstance(judgement, Mapping):
         keys = ", ".join(str(key) for key in judgement)[:_SHOWN] or "no key"
         return f'it returned a dict without "score" (its keys are {keys}); return {{"score": 1.0, …}}'
@@ -246,7 +246,7 @@ class Judging(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JudgeInput:
-    """What a judge reads about one attempt: the task and the workflow's output."""
+    """An attempt as a judge reads it: the task and the workflow's output."""
 
     task: WorkflowTask
     output: WorkflowOutput

@@ -33,7 +33,7 @@ LONGEST = 10_000
 
 
 def require_math_verify() -> None:
-    """Check for math-verify when a judge is constructed, not in mid-run. Raises MissingExtraError."""
+    """Raise MissingExtraError if math-verify is not installed; a judge calls this before the run begins."""
     if find_spec("math_verify") is None:
         raise MissingExtraError("math-verify", "local", needed_for="Comparing mathematical answers")
 

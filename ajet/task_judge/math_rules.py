@@ -114,19 +114,19 @@ class AnswerComparer:
             return False
         return self._ask_math_verify(candidate, reference)  # (9) any other expression
 
-    def _decide_equations(self, sides: list[str], wanted_sides: list[str]) -> bool:
+    def _decide_equations(self, sides: list[str], reference_sides: list[str]) -> bool:
         """Return True if two equations are equal, or an equation equals a single value (rule 4)."""
-        (name, value), (wanted_name, reference_value) = _split_name(sides), _split_name(wanted_sides)
-        if len(wanted_sides) == 1:  # `x = 5` or `a = b = 5` for the reference 5
+        (name, value), (reference_name, reference_value) = _split_name(sides), _split_name(reference_sides)
+        if len(reference_sides) == 1:  # `x = 5` or `a = b = 5` for the reference 5
             other_sides = [side for side in sides if name is None and side is not value and not _NAME.fullmatch(side)]
             return self.decide(value, reference_value) and all(self.decide(value, side) for side in other_sides)
         if len(sides) == 1:  # 5 for the reference `x = 5`
-            return wanted_name is not None and self.decide(value, reference_value)
-        if name is not None and name == wanted_name:
+            return reference_name is not None and self.decide(value, reference_value)
+        if name is not None and name == reference_name:
             return self.decide(value, reference_value)
-        if wanted_name is not None and parse_number(reference_value):  # `y = 5` for the reference `x = 5`
+        if reference_name is not None and parse_number(reference_value):  # `y = 5` for the reference `x = 5`
             return False
-        return self.ask("=".join(sides), "=".join(wanted_sides))
+        return self.ask("=".join(sides), "=".join(reference_sides))
 
     def _decide_members(
         self, candidate: str, candidate_members: MemberList | None, reference: str, reference_members: MemberList | None
@@ -192,16 +192,16 @@ class AnswerComparer:
 
         The relation `x < 2` may have one letter more than an interval.
         """
-        if _HEDGE.search(candidate) and not _HEDGE.search(reference):
+        if _HEDGE.search(candidate) and not _HEDGE.search(reference):  # "about 3" for an exact reference
             return False
         unknown_letters = _find_letters(candidate) - _find_letters(reference)
         return len(unknown_letters) <= bool(_ORDER.search(candidate)) and self.ask(candidate, reference)
 
     def _is_subset(self, members: list[str], expected: list[str], swapped: bool = False) -> bool:
-        """Return True if each part equals one of the expected members.
+        """Return True if each member equals one of the expected members.
 
         Args:
-            swapped: True if the parts are the reference's, since `decide` takes the candidate first.
+            swapped: True if the members are the reference's, since `decide` takes the candidate first.
         """
         return all(
             any(
@@ -212,7 +212,7 @@ class AnswerComparer:
         )
 
     def _is_rearranged(self, members: list[str], expected: list[str]) -> bool:
-        """Return True if the parts are the expected members in any order, each used once."""
+        """Return True if the members equal the expected ones in some order, each used once."""
         unmatched = list(expected)
         for part in members:
             equal_member = next(
@@ -356,7 +356,7 @@ def split_list(text: str) -> list[str]:
 
 
 def split_outside(text: str, *marks: str) -> list[str]:
-    """Return the parts of a text, split at marks outside of brackets."""
+    """Return the stripped parts of a text, split at the marks that are outside of all brackets."""
     depth = 0
     start = 0
     parts = list[str]()

@@ -76,7 +76,7 @@ def normalize_math(text: str) -> str:
     text = "".join(map(_normalize_letter, text)) if not text.isascii() else text
     # A "~" before a value means "about"; after a word it is TeX's hard space.
     text = re.sub(r"(?<![\w)}\].,:;$\\])~", r"\\approx ", text)
-    text = re.sub(r"(?<!\\)\\!\s*", "", text)
+    text = re.sub(r"(?<!\\)\\!\s*", "", text)  # TeX's negative space
     text = _RAISED.sub(lambda run: f"^{{{run.group().translate(_SUPERSCRIPTS)}}}", text)
     text = _ROOT.sub(lambda root: rf"\sqrt{{{root.group(1) or root.group(2)}}}", text)
     text = _INLINE.sub(r"\1", _strip_wrappers(text))

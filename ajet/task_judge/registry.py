@@ -71,7 +71,7 @@ def _find_judge(experiment: Experiment) -> PluginPart:
 
 
 def _open_fallback(experiment: Experiment) -> Judging | None:
-    """Return the first judge that a plug-in offers for experiments without one, or None."""
+    """Return the judge of the first plug-in that offers one for an experiment without a judge, or None."""
     openers: list[JudgeOpener] = [load_code(reference) for reference in list_references("fallback_judges")]
     return next((judging for opener in openers if (judging := opener(experiment)) is not None), None)
 

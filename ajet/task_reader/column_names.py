@@ -28,7 +28,7 @@ def fold_name(name: str) -> str:
 
 
 def nearest_name(name: str, names: Iterable[str]) -> str | None:
-    """Return the most similar of `names`; None without a close match."""
+    """Return the entry of `names` most similar to `name`, apart from case; None without a close match."""
     names_by_folded_name = {fold_name(candidate): candidate for candidate in names}
     similar = get_close_matches(fold_name(name), names_by_folded_name, 1)
     return names_by_folded_name[similar[0]] if similar else None

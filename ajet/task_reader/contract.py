@@ -44,7 +44,7 @@ def find_path(path: str, base: Path) -> Path | None:
 
 @contextmanager
 def explain_read_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a TaskError."""
+    """Turn an OSError of the block into a TaskError that says why the file `path` cannot be read."""
     try:
         yield
     except OSError as error:

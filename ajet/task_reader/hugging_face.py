@@ -271,7 +271,7 @@ def _unknown_split_error(where: str, split: str, names: Iterable[str]) -> TaskEr
 
 
 def _replace_undecodable(rows: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any] | BadRowError]:
-    """Yield the rows; undecodable bytes end the rows with a BadRowError."""
+    """Yield the rows; text that is not UTF-8 ends them with a BadRowError, since later rows cannot be read either."""
     try:
         yield from rows
     except UnicodeDecodeError:

@@ -92,7 +92,7 @@ class TaskOrder:
             self._curriculum.restore(saved["curriculum"])
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of the order as JSON values for a checkpoint."""
+        """Return what determines the order as JSON values for a checkpoint: seed, digests of the tasks, curriculum."""
         return {
             "seed": self._seed,
             "shuffle": self._is_shuffled,
@@ -150,10 +150,12 @@ class CurriculumSampler:
     """
 
     def __init__(self, ids: Sequence[str], settings: Settings, seed: int) -> None:
-        """Start without results.
+        """Start without results of attempts.
 
         Args:
             ids: Ids of all tasks.
+            settings: Section `data.curriculum` of the configuration.
+            seed: Selects the draws.
         """
         self._ids = sorted(ids)
         self._settings = settings
@@ -199,7 +201,7 @@ class CurriculumSampler:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state of a checkpoint."""
+        """Continue with the success rates and drawn epochs of a checkpoint."""
         self._success_and_count = {
             task_id: [float(number) for number in success_and_count]
             for task_id, success_and_count in state["seen"].items()

@@ -95,6 +95,7 @@ class ReasoningGymReader:
                 where=f"{KEY}.dataset",
                 expected=f"one of its {len(DATASETS)} families, such as {', '.join(similar)}",
             )
+        # The split with this seed determines the size; a judge may ask for a seed of an earlier configuration.
         size = max((self._sizes[split] for split, split_seed in self._seeds.items() if split_seed == seed), default=1)
         try:
             return create_dataset(self._family, seed=seed, size=max(1, size), **self._params)

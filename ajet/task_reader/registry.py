@@ -27,7 +27,7 @@ LOCAL_FILES = ("jsonl_dataset_file", "agentrl", "gsm8k", "math", "gaia", "hotpot
 
 
 class OpenedReader:
-    """A reader with checked tasks and unique ids."""
+    """A task reader whose tasks are checked, have unique ids and are read once."""
 
     def __init__(self, reader: TaskReader, name: str) -> None:
         self._reader, self._name = reader, name

@@ -166,7 +166,7 @@ def _nearest_question(row: Mapping[str, Any]) -> str | None:
             return similar_name
     other_columns = (*ANSWER_COLUMNS, *ID_COLUMNS)
     return next(
-        (name for name in text_columns if not any(standard_name in fold_name(name) for standard_name in other_columns)),
+        (name for name in text_columns if not any(other_name in fold_name(name) for other_name in other_columns)),
         None,
     )
 

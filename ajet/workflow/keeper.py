@@ -238,7 +238,10 @@ def _exceeded_limit(tree: ProcessTree, used: dict, limits: dict) -> str:
 
 
 def _exec_command(order: dict, report: int) -> None:
-    """Turn the forked process into the command; never returns. Errors are written to `report`."""
+    """Turn the forked process into the command of an order; never returns.
+
+    An error before the command starts is written to the file descriptor `report`.
+    """
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -347,7 +350,7 @@ def fork_guarded(report: int) -> int:
 
 
 def main() -> None:
-    """Read an order, run the command, write the report."""
+    """Read an order from standard input, run its command, and write the report to the descriptor in argument 1."""
     report = int(sys.argv[1])
     os.set_inheritable(report, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -185,7 +185,7 @@ def _warn_on_error(name: str) -> Iterator[None]:
 
 @contextmanager
 def closing(resources: Resources) -> Iterator[None]:
-    """Close the resources when the block ends."""
+    """Close the resources of an attempt when the block ends, for code without an event loop."""
     try:
         yield
     finally:

@@ -30,7 +30,7 @@ _TIMEOUTS = (TimeoutError, asyncio.TimeoutError, asyncio.CancelledError)
 
 
 class Replayed(Protocol):
-    """A recorded run as a source of tool results for one attempt."""
+    """Interface of a recorded run as the source of tool results for one attempt."""
 
     def __call__(self, name: str, arguments: Mapping[str, Any], /) -> ToolUse | None:
         """Return the recorded use of this call, or None if the tool must be called. Raises EnvironmentFailure."""
@@ -201,7 +201,7 @@ def record_calls(
 
 
 def _parse_arguments(written: str) -> dict[str, Any]:
-    """Parse arguments written by a model; text that is no JSON object is stored as text."""
+    """Return the arguments in a model's JSON text; a text that is no JSON object is returned as {"written": text}."""
     try:
         parsed = parse_object(written)
     except ValueError:

@@ -26,7 +26,7 @@ ACTION = "step"
 
 
 class Step(NamedTuple):
-    """The outcome of an action."""
+    """The environment's answer to an action."""
 
     observation: Any
     """Content for the agent: text of the messages, if they have text."""
@@ -123,7 +123,7 @@ class GymEnv:
             instance_id: Not used; AgentJet's signature has it.
 
         Raises:
-            EnvironmentFailure: no answer, or one without a score. A later answer repairs the loss of the environment.
+            EnvironmentFailure: no answer, or one without a score. The attempt has failed unless a later call succeeds.
         """
         try:
             answer = self._request_service("evaluate", messages=messages, params=params)
@@ -136,7 +136,7 @@ class GymEnv:
         except EnvironmentFailure as error:
             self.lost = self.lost or error
             raise
-        self.lost = None
+        self.lost = None  # the environment answers again, so the attempt has not failed
         return number
 
     def get_info(self, messages: Any = None, params: Mapping[str, Any] | None = None) -> Any:

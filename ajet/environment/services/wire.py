@@ -102,7 +102,7 @@ class EnvService:
         raise EnvironmentFailure(f"the environment service at {self.url}, /{request}: {failure}") from failure
 
     def health(self, seconds: float) -> str:
-        """Return "" if the service responds at all, else the problem."""
+        """Return "" if the service responds at all within `seconds`, with any status, else the problem as text."""
         try:
             connection = self._open_connection(seconds)
             connection.request("GET", self._request_path("healthz"), headers=self._build_headers())
@@ -220,7 +220,7 @@ def _read_body(connection: http.client.HTTPConnection, response: http.client.HTT
 
 
 def _refusal_reason(answer: Any) -> str:
-    """Return the text of a refusal, for a traceback only the last line with the cause."""
+    """Return the reason in a service's refusal, at most 1,000 characters; of a traceback only the last line."""
     if isinstance(answer, dict):
         for name in ("detail", "error", "message", "data"):
             if value := answer.get(name):

@@ -65,7 +65,7 @@ class BoundScorer:
             compute_reward = getattr(instance, "compute_reward", None)
             self._function: Callable[..., Any] = compute_reward if callable(compute_reward) else instance
             self._arguments: Mapping[str, Any] = {}
-            if callable(compute_reward):
+            if callable(compute_reward):  # a judge, whose parameters may have any names
                 self._bound_parameters = [("", "workflow_task", True), ("", "workflow_output", True)]
                 return
         elif is_trl_reward(found):

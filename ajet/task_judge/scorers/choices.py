@@ -141,7 +141,7 @@ class OptionMarks:
                 self._next_change[index] = self._next_change[index + 1]
 
     def has_other(self, label: str, start: int, stop: int) -> bool:
-        """Return True if another label heads an option between two places."""
+        """Return True if a label other than `label` heads an option between two offsets of the text."""
         index = bisect_left(self._mark_starts, start)
         if index < len(self._mark_starts) and self._labels[index] == label:
             index = self._next_change[index]
@@ -259,7 +259,7 @@ class LabelReader:
         return self.label(next(text for text in match.groups() if text))
 
     def label(self, text: str) -> str:
-        """Return the label in the row's spelling."""
+        """Return the label that a text names in any case, in the row's spelling."""
         return self._labels[text.upper()]
 
 
@@ -357,6 +357,7 @@ def _correct_label(truth: Any, choices: Mapping[str, str]) -> str:
     if isinstance(truth, int) and not isinstance(truth, bool) and 0 <= truth < len(labels):
         return labels[truth]
     text = answer_text(truth).strip()
+    # A letter in brackets or with a dot, such as "(b)", is a label.
     label = _find_by_text(text, choices) or (text.strip("().: ").upper() if len(text.strip("().: ")) == 1 else None)
     if label is not None and label in labels:
         return label

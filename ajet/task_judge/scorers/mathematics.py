@@ -13,7 +13,7 @@ from ajet.task_judge.math_judge import compare_answers, extract_reference
 
 
 class MathScorer:
-    """Created once per run, so a missing package is reported before the run."""
+    """Scores 1 if the answer equals the reference in value. A missing package is reported before the run."""
 
     def __init__(self, config: Any) -> None:
         require_math_verify()

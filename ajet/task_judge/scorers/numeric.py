@@ -161,7 +161,7 @@ def find_stated_number(answer: str) -> StatedNumber | None:
 
 
 def _read_value(text: str, match: re.Match[str]) -> StatedNumber | None:
-    """Return a number of a sentence with its unit; None if the value is ambiguous."""
+    """Return a matched number of a sentence with its unit; None if the value is ambiguous."""
     start, stop = match.start(), match.end("number")
     if text[start - 1 : start] in tuple("\\^.,/#") or _GOES_ON.match(text, stop):
         return None  # part of an expression, a TeX command or a longer number
@@ -177,6 +177,7 @@ def _read_value(text: str, match: re.Match[str]) -> StatedNumber | None:
         return None
     if number_with_unit is None and unit and not unit[0].isspace():
         return None  # letters that are no unit: 5x
+    # A word such as "million" after the number must have become part of its value.
     if _FACTOR.match(text, stop) and (
         number_with_unit is None
         or bare_number is None

@@ -46,7 +46,7 @@ def fold_text(text: str) -> str:
 def squad(text: str) -> str:
     """Return the text as SQuAD and HotpotQA normalize it: lower case, no punctuation, articles and extra white space.
 
-    A text that would become empty is only folded, so "a" differs from "the".
+    A text that would become empty keeps punctuation and articles, so "a" differs from "the".
     """
     letters = "".join(
         letter
@@ -126,7 +126,7 @@ def contains(
 
 
 def _stands_in(expected: str, text: str, whole_words: bool) -> bool:
-    """Return True if a text contains the expected one, on request only as complete words and numbers."""
+    """Return True if `text` contains `expected`, with `whole_words` only as complete words and numbers."""
     if not whole_words:
         return expected in text
     position = text.find(expected)

@@ -169,7 +169,7 @@ def other_model_class() -> Any:
     base = find_model_class()
 
     class OtherChatModel(base):  # type: ignore[misc, valid-type]
-        """A model outside of training."""
+        """A model of another server, which is not trained."""
 
         def __init__(
             self, model_name: str = "qwen3-max", stream: bool = False, max_try: int = 4, **kwargs: Any
