@@ -27,6 +27,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    """Return a name of `__all__`, imported on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -305,7 +305,7 @@ class RunStore:
                 reuse, if there are any.
         """
         with self._lock:
-            used = [[name, step] for name, step in self._step_of_use.items()]
+            used = [[first_uuid, step] for first_uuid, step in self._step_of_use.items()]
             reused = [
                 [self._put_episodes[order][0].episode.uuid, [*steps]] for order, steps in sorted(self._steps.items())
             ]

@@ -455,7 +455,7 @@ class SqliteStore:
             UserError: the store belongs to another run, or does not know the checkpoint.
         """
         with self.open_transaction() as database:
-            commit_number = 0
+            commit_number = 0  # no checkpoint: all uses are undone
             database.execute("INSERT OR IGNORE INTO facts VALUES ('run', ?)", (options.run,))
             (owner,) = database.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
             if owner != options.run:
@@ -481,6 +481,7 @@ class SqliteStore:
                 f"WHERE state = 'over' AND place NOT IN ({_HOLDING})"
             )
             database.execute(f"UPDATE positions SET state = 'over' WHERE place IN ({_HOLDING})")
+            # Leases of an earlier trainer end; samplers keep theirs.
             database.execute("UPDATE positions SET state = 'waiting' WHERE state = 'leased' AND trainer > 0")
             if options.usable is not None:
                 self._drop_unusable(database, options.usable)

@@ -78,10 +78,16 @@ def refuse_other_signature(function: Callable[..., Any], reference: str, *, key:
 def _arguments_of(
     parameters: Mapping[str, inspect.Parameter], task: Task, output: WorkflowOutput
 ) -> dict[str, list[Any]]:
-    """Return one-item lists for the function's parameters. Raises JudgeFailure for a missing column."""
+    """Return the arguments of a TRL reward function by name, each a list for the only completion.
+
+    Parameters other than `prompts` and `completions` get the row's column of the same name.
+
+    Raises:
+        JudgeFailure: a required column is missing.
+    """
     text = ScorerCall(WorkflowTask(task=task), output).text
     known_arguments: dict[str, Any] = {_PROMPTS: task.main_query, _COMPLETIONS: text}
-    if task.init_messages and not task.main_query:  # conversational, as TRL calls it
+    if task.init_messages and not task.main_query:  # TRL's conversational format: lists of messages
         known_arguments = {_PROMPTS: task.init_messages, _COMPLETIONS: [{"role": "assistant", "content": text}]}
     columns = RowColumns(task.metadata)
     arguments: dict[str, Any] = {}

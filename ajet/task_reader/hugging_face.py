@@ -239,7 +239,11 @@ def load_split(datasets: Any, place: DatasetPlace, split: str) -> Any:
 
 
 def _load_error(datasets: Any, place: DatasetPlace, split: str, problem: Exception) -> TaskError:
-    """Return the error of a failed load, listing configurations or splits if one is unknown."""
+    """Return the error to show for a failed load; if a configuration or split is unknown, it lists the known ones.
+
+    Args:
+        problem: The exception of the library `datasets`; only its text tells the cause.
+    """
     error_text = str(problem)
     if "BuilderConfig" in error_text or "Config name is missing" in error_text:
         names = datasets.get_dataset_config_names(place.path)

@@ -58,15 +58,19 @@ def row_of(task: Task) -> dict[str, Any]:
 
 
 def task_of(row: Mapping[str, Any], columns: ColumnNames) -> Task:
-    """Build a task from a row; metadata is the row's `metadata` plus the other columns, or the complete row.
+    """Build a task from a row of any source.
 
-    A list of messages opens the dialogue. Outside a `prompt` column, a last reply of the assistant is the reference
-    answer, as in rows for supervised training. A row without a question needs a workflow that builds one from other
-    columns.
+    The task's metadata is the row's `metadata` plus the columns that are no fields of Task, or without `metadata` the
+    complete row. A list of messages opens the dialogue. Outside a `prompt` column, a last reply of the assistant is the
+    reference answer, as in rows for supervised training. A row without a question needs a workflow that builds one from
+    other columns.
+
+    Args:
+        columns: Names of the columns with question, id and answer. None: the standard names.
 
     Raises:
         BadRowError: the question is empty (or null in a configured column), a field has the wrong type, two columns
-            have one name, or JSON cannot hold a value.
+            have one name, or JSON cannot represent a value.
     """
     try:
         row_columns = RowColumns(to_plain(row))

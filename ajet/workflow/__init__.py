@@ -20,6 +20,7 @@ _OWN = ["AjetTuner", "ModelTuner", "Task", "Workflow", "WorkflowOutput", "Workfl
 
 
 def __getattr__(name: str) -> Any:
+    """Return a name that a plug-in exports under `ajet.workflow`, loaded on first use."""
     if name == "__all__":
         return [*_OWN, *list_exports("workflow")]
     if name.startswith("_"):  # Python and tools look up such names in any module

@@ -232,6 +232,7 @@ def _make_argument_namer(function: Callable[..., Any]) -> Callable[[tuple[Any, .
     ]
 
     def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of one call by parameter name."""
         try:
             arguments = dict(signature.bind(*args, **kwargs).arguments)
         except TypeError:  # the call itself raises an error that explains the mistake

@@ -161,10 +161,10 @@ def _derive_second(base: Any) -> Any:
 
 @cache
 def other_model_class() -> Any:
-    """Return an AgentScope chat model class `(model_name, stream=False, max_try=4)` for the server of the environment.
+    """Return an AgentScope chat model class `(model_name, stream=False, max_try=4)` for models that are not trained.
 
-    The server (`config.other_models`) is read at each call; messages of any formatter are accepted. Raises
-    MissingExtraError.
+    The environment variables that name the server (`config.other_models`) are read at each call. Messages of any
+    formatter are accepted. Raises MissingExtraError without agentscope.
     """
     base = find_model_class()
 

@@ -80,7 +80,10 @@ def _build_network_transport() -> KeyedTransport:
 
 
 def _as_objects(messages: Any) -> Any:
-    """Convert AgentScope messages to OpenAI's format; other messages stay unchanged."""
+    """Convert AgentScope's message objects to OpenAI's format; other messages stay unchanged.
+
+    Message objects of the openai SDK have a role and a content, too, but also `model_dump`.
+    """
     if hasattr(messages, "role") and hasattr(messages, "content"):
         messages = [messages]
     if not isinstance(messages, (list, tuple)):
