@@ -16,13 +16,13 @@ from ajet.config.references import is_of_running_program
 from ajet.record.attempts import read_attempts
 from ajet.record.console import console, counted, print_line
 from ajet.record.curve import draw_curve
-from ajet.record.gamed import GAMED
 from ajet.record.held_out import FEWEST_TASKS, format_validation, rows_of_last_judge
 from ajet.record.learned import LEARNED_NOTHING, advise_given_answers, idle_steps, is_never_right, why_nothing
+from ajet.record.reward_hacking import GAMED
 from ajet.record.scores import Scores, compare, failure_reward
 from ajet.schema.commands import format_command, format_run_name
 from ajet.schema.errors import UserError
-from ajet.train.gaming import describe_alarm
+from ajet.train.reward_hacking_watch import describe_alarm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

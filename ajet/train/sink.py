@@ -19,8 +19,8 @@ from ajet.algorithm.staleness import compute_staleness_metrics
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
 from ajet.schema.episode import NO_OUTCOME, Episode, Group, list_episodes
 from ajet.train.accounting import check_tokens, episode_metrics, log_formats, measurement_of, validation_metrics
-from ajet.train.gaming import GamingWatch
 from ajet.train.remarks import describe_remarks
+from ajet.train.reward_hacking_watch import GamingWatch
 from ajet.train.step import OnStep, StepObservers, TrainedStep
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from ajet.config.record_file import open_record_file
 from ajet.record.evaluations import FILE
 from ajet.record.files import parse_object, read_json, read_last_lines, read_tail
-from ajet.record.gamed import GAMED
 from ajet.record.held_out import (
     NUMBERS,
     format_scored_count,
@@ -26,6 +25,7 @@ from ajet.record.held_out import (
 from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.logs import main_log
 from ajet.record.plain_json import strict_json
+from ajet.record.reward_hacking import GAMED
 from ajet.record.status import find_run_state, read_status
 from ajet.schema.errors import AjetError, UserError
 from ajet_viewer.notes import read_notes

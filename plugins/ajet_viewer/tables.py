@@ -14,8 +14,8 @@ from rich.table import Table
 from ajet.commands.episode_panel import show_episode
 from ajet.record.console import console, counted, format_age, format_number, print_line
 from ajet.record.find_run import newest_run, run_folder, suggest_run
-from ajet.record.gamed import GAMED
 from ajet.record.learned import LEARNED_NOTHING
+from ajet.record.reward_hacking import GAMED
 from ajet.schema.commands import format_command
 from ajet.schema.episode import Split
 from ajet.schema.errors import UserError

@@ -20,7 +20,7 @@ from ajet.record.chain import FILE, KEY, Chain, LinkedLines
 from ajet.record.files import append_lines
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
-from ajet.train.gaming import GamingWatch
+from ajet.train.reward_hacking_watch import GamingWatch
 from ajet_proof.auditing.audit import RunAudit, audit_run, trace_episode, trace_step, trace_task
 from ajet_proof.auditing.chain_index import ChainIndex
 from ajet_proof.auditing.chain_state import ChainState, Change, find_changes, read_chain

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet.record.gamed import GAMED
 from ajet.record.learned import LEARNED_NOTHING
+from ajet.record.reward_hacking import GAMED
 from ajet_viewer import tables
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.record.gamed import GAMED, WINDOW, EpisodeSummary, GamingAlarm, detect_gaming
+from ajet.record.reward_hacking import GAMED, WINDOW, EpisodeSummary, GamingAlarm, detect_gaming
 from ajet.schema.commands import format_command, format_run_name
 from ajet.schema.episode import Episode
 

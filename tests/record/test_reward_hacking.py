@@ -13,10 +13,10 @@ from loguru import logger
 
 from ajet.config import Experiment
 from ajet.record import RunDirectory
-from ajet.record.gamed import GAMED, EpisodeSummary, detect_gaming
+from ajet.record.reward_hacking import GAMED, EpisodeSummary, detect_gaming
 from ajet.schema.episode import Verdict
 from ajet.schema.task import Task
-from ajet.train.gaming import GamingWatch
+from ajet.train.reward_hacking_watch import GamingWatch
 from ajet_viewer.library import Library
 from ajet_viewer.tables import show_episodes
 from tests.support.record_fixtures import episode
