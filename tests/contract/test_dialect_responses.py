@@ -328,6 +328,9 @@ def test_kept_responses_can_be_looked_at_listed_and_deleted():
             assert texts == ["one", "ok", "two"], "page by page"
             newest = client.responses.input_items.list(second.id, limit=1)
             assert newest.data[0].content[0].text == "two" and newest.has_more
+            for limit in ("0", "101", "00509", "1e1"):
+                with pytest.raises(openai.BadRequestError, match="from 1 to 100"):
+                    client.responses.input_items.list(second.id, extra_query={"limit": limit})
             client.responses.delete(first.id)
             for response in (first, gone):
                 with pytest.raises(openai.NotFoundError):

@@ -424,8 +424,8 @@ def response_routes(find_state: Callable[[Request], dict[str, Any]]) -> list[Rou
         order, limit = query.get("order", "desc"), query.get("limit", str(_PAGE))
         if order not in ("asc", "desc"):
             raise invalid_value("order", "'asc' or 'desc'")
-        # Four digits decide: int() of a text of any length could take long.
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= 100):
+        # The length comes first: int() of a text of any length could take long.
+        if not (len(limit) <= 3 and limit.isascii() and limit.isdigit() and 1 <= int(limit) <= 100):
             raise invalid_value("limit", "an integer from 1 to 100")
         return JSONResponse(item_list(stored, order=order, limit=int(limit), after=query.get("after")))
 
