@@ -40,5 +40,5 @@ class Distillation(Grpo):
         ]
 
     def learns_from(self, group: Group) -> bool:
-        """Return True for every group with a scored attempt, because teacher logprobs exist for all attempts."""
+        """Return True for a group with a scored attempt. Equal rewards do not matter: the teacher judges each token."""
         return bool(group.scored)

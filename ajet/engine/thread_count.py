@@ -66,7 +66,10 @@ def read_busy_seconds() -> tuple[float, float]:
 
 
 class ThreadCount:
-    """The thread count of a run, at most `limit`, chosen again from the load since the last measurement."""
+    """The number of threads that a run's forward passes use, at most `limit`.
+
+    `measure` chooses it from the load of other processes since the previous measurement.
+    """
 
     def __init__(self, cores: int, limit: int) -> None:
         self.value = limit

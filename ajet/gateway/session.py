@@ -183,9 +183,10 @@ class Session:
             refusals.append(noted)
 
     def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint:
-        """Return the endpoint (URL, key, model name) of one agent, the same for each call. Thread-safe.
+        """Return the endpoint (URL, key, model name) of one agent. Thread-safe.
 
-        Raises Refused if the episode has ended.
+        The first call for an agent creates the endpoint, and raises Refused if the episode has ended. Later calls
+        return the same one, also after the end: requests to it are refused then.
         """
         endpoint_key = (agent_name, target_tag, debug_model)
         with self._lock:
@@ -211,6 +212,7 @@ class Session:
     async def count_tokens(self, request: ParsedRequest) -> int:
         """Return the number of prompt tokens of a request without recording it. Raises Refused."""
         request, engine, _ = self._route_request(request)
+        # `engine` is a chat engine, which sends messages to a remote endpoint and knows no tokens.
         if engine is not None or self._sampler is None:
             raise Refused(
                 "ajet cannot count the tokens of this model: a remote endpoint samples its replies",

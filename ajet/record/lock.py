@@ -237,12 +237,15 @@ def alone(
 def _wait_for_lock(
     lock: FileLock, path: Path, does: str, say: Callable[[str], None], at_most: float | None
 ) -> str | None:
-    """Take the lock, and report who holds it while waiting. Returns as `acquire_lock` does.
+    """Take the lock, and report who holds it while waiting.
 
     Args:
         does: What the holder does, such as "makes the model tiny".
         say: Called with messages for the user.
         at_most: Seconds to wait. None: no limit.
+
+    Returns:
+        None, or the system's reason if the file system supports no locks.
 
     Raises:
         UserError: The waiting time is over.

@@ -284,8 +284,8 @@ class RunPlace:
         checkpoint = verify_checkpoint(path)
         if isinstance(checkpoint, str):
             raise UserError(
-                f"The run {self.name} started from the checkpoint {path}, and has saved no checkpoint of its own "
-                f"yet: {checkpoint}.",
+                f"The run {self.name} has saved no checkpoint yet, and the one that it started from cannot be used: "
+                f"{checkpoint}.",
                 where=str(path),
                 expected="that checkpoint, to start from it again",
                 do=f"restore the checkpoint there; or pass another with --resume FOLDER; or {FRESH_ADVICE}",
@@ -425,21 +425,24 @@ class RunPlace:
             self._archived_run = archived
             self.notes.append(f"the folder of the earlier run of {self.name} was kept as {archived.old.name}")
             return
-        lock, ended_path = RunLock(archived.old), None
-        if (holder := lock.take()) is not None:
+        earlier_run_lock, ended_path = RunLock(archived.old), None
+        if (holder := earlier_run_lock.take()) is not None:
             raise self._race_error(holder)
+        # The killed start's own folder makes room: it stays under another name if it has a log to read, else it goes.
         if (self.folder / "logs").exists() and (read_status(self.folder) or {}).get("outcome") != "interrupted":
             ended_path = archived.next_ended_path()
         try:
             archived.restore_run(ended_path)
         except OSError:
-            lock.release()
+            earlier_run_lock.release()
             raise self._race_error("another start") from None
-        lock.moved(self.folder)
+        earlier_run_lock.moved(self.folder)
         if self.lock is not None:
             self.lock.moved(ended_path or archived.removal_path)
             self.lock.release()
-        self.lock, self._restored_moves = lock, [(archived_path, path) for path, archived_path in archived.moves]
+        # If this start fails as well, the moves back into the archive are made once more.
+        self.lock = earlier_run_lock
+        self._restored_moves = [(archived_path, path) for path, archived_path in archived.moves]
         self.notes.append(
             f"the new run of {self.name} ended before it had a result, so the earlier run was restored: "
             f"{archived.old.name} is {self.name} again"

@@ -43,7 +43,7 @@ class _BudgetExceededError(AjetError):
 
 
 class _CheckBudget:
-    """How much one check against a schema may still cost, and how many keywords are now applied within one another."""
+    """The remaining cost that one check against a schema may have, and the current nesting depth of its keywords."""
 
     def __init__(self, limit: int = MAX_CHECK_COST) -> None:
         self._checks_left = limit

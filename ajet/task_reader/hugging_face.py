@@ -314,7 +314,7 @@ def _text_columns(datasets: Any, file: Path, separator: str) -> dict[str, Any]:
 
     csv_format = find_csv_format(file, separator)
     if csv_format.separator != separator:
-        logger.info("ajet reads {} as a file separated by {}", file.name, SEPARATORS[csv_format.separator])
+        logger.info("the cells of {} are separated by {}", file.name, SEPARATORS[csv_format.separator])
     column_names = pandas.read_csv(
         file, sep=csv_format.separator, encoding=csv_format.encoding, nrows=0, index_col=False
     ).columns

@@ -63,7 +63,7 @@ class Rendered:
 
     @property
     def shown(self) -> str:
-        """The text of the ids, without the `CUT` marks inside of control tokens that content spells."""
+        """The text of the ids, without the `CUT` marks of control tokens in a message's content."""
         return uncut(self.text)
 
     @property

@@ -271,7 +271,7 @@ CUT = "\ufdd0\ufdd1\ufdd0"
 
 
 def uncut(text: str) -> str:
-    """Return a text without the `CUT` marks inside of control tokens that content spells."""
+    """Return a text without `CUT` marks, which keep control tokens in content from being encoded as such."""
     return text.replace(CUT, "")
 
 

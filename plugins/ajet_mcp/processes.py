@@ -40,13 +40,21 @@ class ServerProcess:
     """A tool server running as a child process, with its pipes. Used on the tools' event loop only."""
 
     def __init__(self, name: str, process: Child, mark: str, container: Contained | None = None) -> None:
+        """Own a started server process, and begin to read its standard error.
+
+        Args:
+            mark: value of an environment variable by which all processes of the server are found at its end.
+            container: the container that the process runs in.
+        """
         self.name = name
         self.stdin = process.stdin
         self.stdout = process.stdout
         self._process = process
         self._env_mark = mark
         self._container = container
-        self._stderr_tail = self.head = b""
+        self._stderr_tail = b""
+        self.head = b""
+        """The first bytes of the last line that was too long, for an error message."""
         self._stderr_task = asyncio.create_task(self._read_errors(process.stderr))
 
     @classmethod

@@ -147,7 +147,7 @@ def _record_episode(episode: Episode, file: Path, recording: EpisodeRecording) -
 
 
 def _find_left_sessions(folder: Path) -> list[Path]:
-    """Return session files that earlier, ended processes of this name left behind."""
+    """Return the open sessions' files in other runs of the same project, whose processes have ended."""
     session_files: list[Path] = []
     for run_folder in sorted(folder.parent.iterdir()):
         files = sorted((run_folder / OPEN_FOLDER).glob("*.jsonl")) if run_folder != folder else []

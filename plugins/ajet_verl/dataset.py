@@ -33,7 +33,10 @@ class TaskRows(Dataset):
     """
 
     def __init__(self, data_files: str, tokenizer: Any, processor: Any, config: Any, max_samples: int = -1) -> None:
-        """Open the split: tickets for training, the tasks that fit the prompt limit for validation.
+        """Open the split of `data_files`.
+
+        For training the rows are tickets: numbers by which the rollout leases the next task. For validation they are
+        the tasks that fit the prompt limit.
 
         verl also passes `processor` and `max_samples`, which are not needed.
         """

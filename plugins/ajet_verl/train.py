@@ -152,7 +152,8 @@ def require_store(config: Mapping[str, Any], address: Address | None) -> None:
         raise ConfigError(
             "verl's group filter may request more groups in a step than samplers may run in advance.",
             where="verl.algorithm.filter_groups.enable",
-            expected="false with --from-store; ajet.trainer_common.algorithm.dynamic_sampling leaves such groups out",
+            expected="false with --from-store; ajet.trainer_common.algorithm.dynamic_sampling leaves out groups with "
+            "equal rewards",
         )
     if address is not None and config["actor_rollout_ref"]["actor"]["strategy"] == "megatron":
         raise ConfigError(

@@ -436,7 +436,7 @@ def test_a_run_that_began_from_anothers_checkpoint_begins_from_it_again_until_it
         run.take_up()
         assert run.metrics.rows() == [] and run.episodes.steps() == []
     aside = old.rename(tmp_path / "kept")
-    with pytest.raises(UserError, match="has saved no checkpoint of its own") as error:
+    with pytest.raises(UserError, match="has saved no checkpoint yet") as error:
         RunDirectory.open(experiment(tmp_path), root=tmp_path)
     assert str(old) in str(error.value)
     aside.rename(old)

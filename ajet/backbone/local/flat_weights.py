@@ -131,10 +131,13 @@ class FlatWeights:
         return low
 
     def master(self, start: int, stop: int, room: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Return float32 masters, shape [stop - start]: a copy in bfloat16, the weights themselves in float32.
+        """Return the float32 master weights, shape [stop - start].
+
+        Float32 weights are returned themselves. For bfloat16 weights the result is a copy, joined with their stored low
+        bits.
 
         Args:
-            room: two float32 buffers of at least as many elements; the result is stored in the first.
+            room: For bfloat16, two float32 buffers of at least as many elements; the first one holds the copy.
         """
         values = self.values[start:stop]
         if self.low is None:

@@ -44,7 +44,10 @@ class OutputTail:
         return held_characters >= OUTPUT_CHARS or ("\n" in text and self._sent_chars < CHATTY_CHARS)
 
     def take(self) -> tuple[str, int]:
-        """Return the text, and the number of characters lost before the text."""
+        """Remove and return the text added since the last call. Also return how many characters before it were dropped.
+
+        Only the last OUTPUT_CHARS characters are kept.
+        """
         text = self._join_parts()
         removed, self._removed_chars, self._buffered_chars = self._removed_chars, 0, 0
         self._sent_chars += len(text) + removed

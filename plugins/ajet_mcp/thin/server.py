@@ -118,7 +118,7 @@ class HttpServer:
             body: JSON value of the request; None for an empty body.
 
         Raises:
-            CallFailedError: the request failed on its way.
+            CallFailedError: the request failed on its way, or the server refused the token.
         """
         with self._convert_failures(seconds):
             async with self.connections.request(
@@ -129,7 +129,7 @@ class HttpServer:
                 timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_S),
                 allow_redirects=False,
             ) as reply:
-                self._refuse_token(reply.status)
+                self._raise_for_token(reply.status)
                 reply_body = await self._read_body(reply, limit)
                 try:
                     return reply.status, reply.headers, load_reply(reply_body)
@@ -196,7 +196,7 @@ class HttpServer:
         except ValueError as error:  # an invalid address or header field
             raise self.failed(f"sent an invalid address or header: {error}", "environment") from error
 
-    def _refuse_token(self, status: int) -> None:
+    def _raise_for_token(self, status: int) -> None:
         """Raise a CallFailedError without retry if the HTTP status says that the token is missing or wrong."""
         if status in (401, 403):
             problem = self.failed(
@@ -231,7 +231,7 @@ class HttpServer:
             return None
         if reply.status == 404 and SESSION in headers:
             raise self.failed("no longer knows this session", "environment", delivered=False, lost=True)
-        self._refuse_token(reply.status)
+        self._raise_for_token(reply.status)
         if reply.content_type == "text/event-stream" and reply.status == 200:
             return await self._read_stream(reply, message, headers, limit, until)
         rpc_message = decoded(await self._read_body(reply, limit))

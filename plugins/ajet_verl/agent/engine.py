@@ -113,8 +113,12 @@ class ServerEngine:
             return None
         experts, expected = output.routed_experts, (tokens, *self.routed_shape)
         if experts is None or experts.shape[1:] != self.routed_shape or len(experts) < tokens:
-            sent = "none" if experts is None else f"an array of shape {experts.shape}"
-            raise EngineFailure(f"verl's server sent {sent} as routed experts, not {expected}", retryable=False)
+            sent = "none" if experts is None else f"shape {experts.shape}"
+            raise EngineFailure(
+                f"verl's server had to send routed experts of shape {expected} (tokens, layers, experts per token), "
+                f"and sent {sent}",
+                retryable=False,
+            )
         return np.asarray(experts)[:tokens]
 
     def _build_params(self, request: TokenRequest, limit: int) -> dict[str, Any]:

@@ -117,6 +117,7 @@ def refuse_unknown(
     """
     refused = []
     for key in _list_unlisted(users, known, ()):
+        # `target` is verl's dataclass of the section. Without one, any use of the key in verl's source counts.
         fields = source.list_fields(key.target) if key.target else set()
         if key.path[-1] in fields or (not fields and source.is_read(key.path)):
             continue

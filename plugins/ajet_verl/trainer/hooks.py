@@ -431,14 +431,14 @@ def measure_canary_gap(
     Args:
         trainer: the trainer's log-probabilities of each sample, [T].
         rows: verl's extra fields of each sample's row.
-        at_least: lowest policy version that counts as newest, if the trainer may be ahead of the servers. With 0 the
-            newest version among the samples counts.
+        at_least: the newest version among the samples is measured only if it is at least this one. Samplers may be
+            behind the trainer, whose log-probabilities then differ for another reason. 0: always.
     """
     newest = max((int(row["max_global_steps"]) for row in rows), default=-1)
     newest_logprobs = [
         (sample.timeline.logprobs[sample.timeline.mask], trainer_logprobs[sample.timeline.mask])
         for sample, trainer_logprobs, row in zip(samples, trainer, rows, strict=True)
-        if row["min_global_steps"] == newest >= at_least
+        if row["min_global_steps"] == newest and newest >= at_least  # all tokens of the sample are of one version
     ]
     if not newest_logprobs:
         return None
