@@ -5,12 +5,10 @@ too. What models begin with (demonstrations, made weights) stays as it is."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from tests.docs.snippets import ROOT
 from tests.support.ajet_process import ajet, environment, metric_rows
@@ -45,18 +43,3 @@ def learned(yaml: Path, cwd: Path, run: str, *more: str) -> tuple[list[float], l
     rows = metric_rows(cwd / "launcher_record" / run)
     held_out, trained = ([row[name] for row in rows if name in row] for name in ("validation/reward", "train/reward"))
     return held_out, trained
-
-
-def drawn_before_and_after(yaml: Path, cwd: Path, run: str, repeat: int, *more: str) -> dict[str, Any]:
-    """What the held-out tasks got more with what `run` left than with what it began with, each drawn `repeat` times;
-    `difference` and `p` among others. Greedy answers of so small models turn all at once, or not at all."""
-    asked = ["--model", "base", "--model", "latest", "--repeat", str(repeat), "--json", "trainer_common.threads=1"]
-    done = ajet("eval", run, "--conf", str(yaml), *asked, *more, cwd=cwd, timeout=1200)
-    assert done.returncode == 0, done.stdout
-    found: dict[str, Any]
-    found, _ = json.JSONDecoder().raw_decode(
-        done.stdout, done.stdout.index("{\n")
-    )  # lines for a person stand around it
-    assert not any(each["failed"] or each["left_out"] for each in found["models"]), found["models"]
-    [compared] = found["comparisons"]
-    return {**compared, "models": found["models"]}

@@ -9,7 +9,7 @@ import pytest
 
 from ajet.record import EpisodeFiles
 from tests.support.ports import free_port
-from tests.support.tutorial_runs import TUTORIALS, drawn_before_and_after, learned, prints, taught
+from tests.support.tutorial_runs import TUTORIALS, learned, prints, taught
 
 FOLDER = TUTORIALS / "example_openenv"
 SMALL = ["model.path=embedded:tiny-tools", "rollout.max_model_len=1024", "rollout.max_response_length_in_one_turn=24",
@@ -35,7 +35,7 @@ def test_more_games_are_won(tmp_path: Path) -> None:
     prints(FOLDER / "demonstrations.py", tmp_path / "demonstrations.jsonl")
     model = taught(FOLDER / "sft.yaml", tmp_path)
     port = f"openenv_port={free_port()}"
-    _, won = learned(FOLDER / "small.yaml", tmp_path, "openenv_small", model, port)
-    assert mean(won[-16:]) > mean(won[:16]) + 0.04, won  # of 2,048 games each: two standard errors are 0.03
-    held_out = drawn_before_and_after(FOLDER / "small.yaml", tmp_path, "openenv_small", 16, model, port)
-    assert held_out["difference"] > 0.02, held_out  # of 512 games each: it was 0.07, and one standard error is 0.03
+    steps = ["trainer_common.total_training_steps=20", "trainer_common.save_freq=20"]
+    held_out, won = learned(FOLDER / "small.yaml", tmp_path, "openenv_small", model, port, *steps)
+    assert mean(won[-5:]) > mean(won[:5]) + 0.05, won  # of 1,280 games each: two standard errors are 0.04
+    assert held_out[-1] > held_out[0] + 0.05, held_out  # of 256 games each: it was 0.14 to 0.23 in three runs
