@@ -99,7 +99,6 @@ COVERED = {
     "plugins/ajet_cluster/kuberay.py::render_kuberay": "",
     "plugins/ajet_cluster/slurm.py::_format_accelerators": "",
     "plugins/ajet_cluster/slurm.py::_format_resources": "",
-    "ajet/commands/gpu_estimate.py::estimate_memory": "tests/commands/test_gpu_estimate.py",
     "ajet/commands/model_card.py::_list_versions": "tests/contract/test_deploy.py",
     "ajet/commands/plan.py::_describe_steps": "beside",
     "ajet/commands/plan.py::_estimate_rows": "tests/commands/test_plan.py",

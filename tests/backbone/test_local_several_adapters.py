@@ -157,7 +157,7 @@ def test_an_error_in_the_step_of_one_leaves_the_others_as_they_were():
 
 
 def test_what_was_sampled_by_an_unknown_adapter_is_not_trained_on():
-    with pytest.raises(UserError, match="judge, which this trainer does not have"):
+    with pytest.raises(UserError, match="the adapter judge, which this trainer does not train"):
         trained(trainer_of(), of_adapters("judge"))
     with pytest.raises(UserError, match="sampled with no adapter"):
         trained(trainer_of(), random_samples())
