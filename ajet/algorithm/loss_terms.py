@@ -97,7 +97,10 @@ def value_loss(values_T: Tensor, old_T: Tensor, returns_T: Tensor, clip: float |
 
 
 def number_replies(mask_T: Tensor) -> Tensor:
-    """Return [..., T] reply ids, meaningless outside `mask_T`. Each row along the last axis starts a new reply."""
+    """Return [..., T] the number of the reply to which each token in `mask_T` belongs.
+
+    A reply is a run of consecutive trained tokens of one row. Values outside the mask have no meaning.
+    """
     previous_mask = torch.zeros_like(mask_T)
     previous_mask[..., 1:] = mask_T[..., :-1]
     begins_reply = (mask_T & ~previous_mask).reshape(-1)

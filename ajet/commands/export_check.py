@@ -254,6 +254,7 @@ def _compare_call(
                 )
             )
     reading = stock_model.read(prompt, reply, call.terms.adapter)
+    # `logprobs_unit` are at temperature 1, like the stock model's; `logprobs` are at the call's own temperature.
     check.gaps += np.abs(reading.logprobs - call.logprobs_unit).tolist()
     if call.finish == "stop" and int(reply[-1]) not in stock_model.ends:
         check.endless += 1

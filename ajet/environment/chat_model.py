@@ -234,9 +234,9 @@ async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], se
             logger.warning(
                 "the model {} at {} hangs: no complete reply within {:g} s", model.model, model.place, seconds
             )
-        raise NoAnswerError(f"it did not answer within {seconds:g} s", is_retryable=True) from None
+        raise NoAnswerError(f"the model did not answer within {seconds:g} s", is_retryable=True) from None
     except (aiohttp.ClientError, OSError) as error:
-        raise NoAnswerError(f"it did not answer: {type(error).__name__}", is_retryable=True) from None
+        raise NoAnswerError(f"the model did not answer: {type(error).__name__}", is_retryable=True) from None
     return content
 
 

@@ -211,6 +211,7 @@ def _begin_raw(raw_prompt: str | Rendered, match: Match, begins_like: int | None
         begins_like: The call with the longest common beginning.
     """
     if isinstance(raw_prompt, str):
+        # A text is recorded, so that its encoding can be checked later. It follows 0 ids of an earlier call.
         return RenderedPrompt(renderer.raw(raw_prompt), match, begins_like, raw_prompt=RawPrompt(raw_prompt, 0))
     return RenderedPrompt(raw_prompt, match, begins_like)
 

@@ -151,8 +151,9 @@ class ResponseCollector:
             self._texts[index] = self._texts.get(index, "") + event["delta"]
 
     def build_body(self) -> Any:
-        """Return the server's complete response. If the stream broke off, build one of the items and texts so far, or
-        None.
+        """Return the server's complete response.
+
+        If the stream broke off, the response is built from the items and texts that have arrived. None: nothing has.
         """
         cut_items = {
             index: {"type": "message", "role": "assistant", "content": text} for index, text in self._texts.items()

@@ -196,7 +196,8 @@ class Breaker:
             self.close_breaker()
         elif now - self._opened_at > self._patience_s:
             logger.error(
-                "ajet starts attempts again although they keep failing: the time rollout.breaker.patience is over"
+                "attempts kept failing for rollout.breaker.patience seconds; ajet waits no longer, and starts new "
+                "attempts whether or not they fail. Look for the reason in the failures above"
             )
             # From now on the breaker never opens again: lost attempts are failed episodes.
             self._failure_share = None

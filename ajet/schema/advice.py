@@ -53,6 +53,7 @@ def advise_on(problem: BaseException, task: Task | None = None, output: Workflow
         return _advise_on_renamed_tuner(problem, match["name"]) or _advise_on_attribute(
             match["kind"], match["name"], task
         )
+    # Such as "Object of type Task is not JSON serializable": one of its values was meant.
     if isinstance(problem, TypeError) and (kind := _KIND.search(message)):
         return _MEANT[kind["kind"]]
     return ""

@@ -71,7 +71,7 @@ def _parse_frame(text: bytes, rest: bytes) -> tuple[dict, list[bytes]]:
         raise FrameError("the head of the message is not JSON") from error
     sizes = head.get("blobs") if isinstance(head, dict) else None
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise FrameError("the head of the message has no valid list of sizes")
+        raise FrameError("a message between two processes is damaged: its head has no valid list of sizes")
     if sum(sizes) != len(rest):
         raise FrameError("the sizes in the message do not add up")
     blobs, offset = [], 0

@@ -81,7 +81,8 @@ def open_store(
 
     Args:
         pending: Folder for episodes that no checkpoint contains yet. None: episodes cannot be put.
-        ledger: Name of the store. Uses of a checkpoint with another name are ignored.
+        ledger: Name of the store, as in its checkpoints. A step's use of a group counts only if the checkpoint that
+            recorded it has this name.
         at: The store's state in the checkpoint. None: no checkpoint.
         redact: Removes secrets from stored text.
         usable: Returns True if a position's stored episodes may be used at the checkpoint.

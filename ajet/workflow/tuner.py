@@ -166,8 +166,11 @@ class ModelTuner:
     def sandbox(self, environment: Mapping[str, str] = NO_VARIABLES) -> Sandbox:
         """Open a sandbox of this attempt for model-written code: `tuner.sandbox().python(code)`.
 
-        `environment.sandbox` selects the mechanism. The sandbox is recorded as a tool use and closed with the attempt.
-        Opening blocks for tens of milliseconds. Raises SandboxFailure.
+        The YAML key `ajet.environment.sandbox` selects the mechanism. The sandbox is recorded as a tool use and closed
+        with the attempt. Opening blocks for tens of milliseconds. Raises SandboxFailure.
+
+        Args:
+            environment: Environment variables of the code.
         """
         return open_sandbox(self._config, self.resources, self.tool_used, environment)
 

@@ -245,8 +245,8 @@ async def _do_nothing(*args: Any, **kwargs: Any) -> None: ...
 def _find_toolless_servers(agent: Any) -> list[str]:
     """Return the names of MCP servers that the agent requests but that serve no tools.
 
-    Servers that `agent.mcp_config` does not list or disables are not checked. If that leaves no server to check, the
-    requested servers missing in the config are returned.
+    Servers that `agent.mcp_config` disables or does not list are left out. But if none of the requested servers is
+    left, those that it does not list are returned, because the agent has no tools at all.
     """
     requested_servers, configured_servers = agent.mcp_servers or [], (agent.mcp_config or {}).get("mcpServers", {})
     enabled_servers = [

@@ -271,7 +271,9 @@ class LivingContainer(ABC):
             if not doomed:
                 return
             if time.monotonic() > deadline:
-                raise SandboxFailure(f"{len(doomed)} processes in the container cannot be killed")
+                raise SandboxFailure(
+                    f"the container cannot be emptied: {len(doomed)} of its processes survived SIGKILL"
+                )
             # All are stopped first, so that none can start another process meanwhile.
             for signal_number in (signal.SIGSTOP, signal.SIGKILL):
                 for pid in doomed:

@@ -102,7 +102,9 @@ def _make_usable_check(sessions: int, oldest: int, newest: int, run_id: str) -> 
     """
 
     def usable(entries: Sequence[Kept]) -> bool:
-        """True if the stored episodes of a group are complete, scored, and sampled by allowed policy versions."""
+        """True if all episodes of the group are stored, at least one is scored, and all were sampled by allowed policy
+        versions.
+        """
         episodes = [entry.episode for entry in entries if entry.episode.run == run_id]
         spans = [span for episode in episodes if (span := episode.policy) is not None]
         fits = all(oldest <= span.low and span.high <= newest for span in spans)

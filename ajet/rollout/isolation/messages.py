@@ -234,7 +234,10 @@ def encode_failure(failure: Failure, changes: list[str]) -> bytes:
 
 
 def decode_end(body: Any) -> AttemptEnd:
-    """Decode the body of `ended`. Raises ValueError."""
+    """Decode the body of the message `ended`. Raises ValueError.
+
+    Its key `left` lists what the attempt left changed in its process, such as environment variables.
+    """
     try:
         changes = _bound_changes(_check_texts(body["left"]))
         if "failure" in body:

@@ -141,7 +141,7 @@ class FrontEpisodes:
         episode = self._episodes.pop(name, None)
         if episode is None:
             return False
-        episode.ended = asyncio.Event()
+        episode.ended = asyncio.Event()  # set by the last running call; `_release_instances` waits for it
         # Shielded: the release finishes even if the client disconnects.
         await asyncio.shield(self._run_in_background(self._release_instances(episode)))
         return True

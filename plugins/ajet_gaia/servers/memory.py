@@ -154,7 +154,7 @@ def _find_entity(graph: Graph, name: str) -> Entity:
     for entity in graph["entities"]:
         if entity["name"] == name:
             return entity
-    raise ToolError(f"there is no entity {name}")
+    raise ToolError(f"the memory has no entity {name}; create it first")
 
 
 def _select_nodes(graph: Graph, names: set[str]) -> Graph:

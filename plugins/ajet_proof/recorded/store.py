@@ -128,7 +128,7 @@ def _load_experiment(reading: StoreReader, address: Address, folder: Path) -> Ex
 
     if not reading.settings:
         raise UserError(
-            "The store has no settings of its run, so tokens cannot be derived again.",
+            "The store has no settings of its run, so the prompts' token ids cannot be computed again.",
             where=address.shown,
             expected="a store opened by a trainer, which writes its settings",
             do=f"Start the run again, or prove the run's folder: {format_command('prove', 'RUN')}.",

@@ -173,9 +173,10 @@ def _describe_model(experiment: Experiment, model: ModelLimits) -> dict[str, Any
 def list_served_layers(experiment: Experiment, model: ModelLimits) -> list[str]:
     """Return the names of the linear layers in which the servers apply the LoRA adapter.
 
-    The list is empty if the servers get merged weights. verl sends adapters only to servers that share the trainer's
-    accelerators. vLLM gets the layers by name, because it would crash with an adapter on the head when it scores a
-    prompt: it has adapters only for sampled tokens there.
+    The list is empty if the servers get merged weights instead: verl sends adapters only to servers that share the
+    trainer's accelerators and not from Megatron, and experts, image encoders and ranks above vLLM's limit cannot be
+    adapted there. The layers are given by name to leave out the language-model head: with an adapter on it, vLLM
+    crashes when it scores a prompt.
     """
     settings, lora = experiment.ajet, experiment.ajet.trainer_common.lora
     adapted_layers = model.linear_layers if lora.target_modules == "all-linear" else lora.target_modules
