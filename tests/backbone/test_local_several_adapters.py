@@ -159,9 +159,9 @@ def test_an_error_in_the_step_of_one_leaves_the_others_as_they_were():
 def test_what_was_sampled_by_an_unknown_adapter_is_not_trained_on():
     with pytest.raises(UserError, match="the adapter judge, which this trainer does not train"):
         trained(trainer_of(), of_adapters("judge"))
-    with pytest.raises(UserError, match="sampled with no adapter"):
+    with pytest.raises(UserError, match="sampled with the base model"):
         trained(trainer_of(), random_samples())
-    with pytest.raises(UserError, match="sampled with solver, which"):
+    with pytest.raises(UserError, match="sampled with the adapter solver, which"):
         trained(Trainer(tiny_qwen3(layers=1), config_of(lora__rank=4)), of_adapters("solver"))
 
 

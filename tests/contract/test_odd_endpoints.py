@@ -147,7 +147,7 @@ def test_no_judge_is_no_verdict_and_ajets_own_failure(server):
     """So that what is measured over all attempts leaves the attempt out, and does not take it for a wrong answer."""
     limits = ModelJudgeConfig(timeout=SECONDS, max_retries=0, cache=False)
     panel = ModelPanel([PanelMember(ChatModel(base_url=server.url, model="m"))], limits, None, "run")
-    with pytest.raises(JudgeFailure, match="none of the judging models answers: m: (it|the answer) ") as failure:
+    with pytest.raises(JudgeFailure, match="none of the judging models answers: m: (the model|the answer) ") as failure:
         asyncio.run(panel.ask(JudgeQuestion((), ""), {"type": "object"}, str))
     assert failure.value.own and failure.value.retryable
 
