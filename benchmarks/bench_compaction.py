@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from seed_runs import (
     add_row,
+    find_export,
     format_markdown,
     learn_demonstrations,
-    list_exports,
     make_parser,
     plot_range,
     read_rows,
@@ -90,8 +90,7 @@ class CompactionRun:
 def prepare_model(folder: Path) -> Path:
     """Return the model that learned from the demonstrations, made in `folder` unless it is there."""
     learn_demonstrations(TUTORIAL / "sft.yaml", folder, PATHS, program=["notes.py"], model="reader", run=RUN)
-    [model] = list_exports(folder, RUN)
-    return model
+    return find_export(folder, RUN)
 
 
 def play_run(way: str, seed: int, model: Path, folder: Path) -> CompactionRun:

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from seed_runs import (
     Seconds,
     add_row,
+    find_export,
     format_markdown,
     learn_demonstrations,
-    list_exports,
     make_parser,
     plot_range,
     read_rows,
@@ -83,8 +83,7 @@ def prepare(folder: Path, image: str) -> Path:
     seconds = learn_demonstrations(TUTORIAL / "sft.yaml", folder, PATHS, program=program, model="coder", run=RUN)
     if seconds is not None:
         print(f"demonstrations: {seconds.processor:.0f} processor seconds, {seconds.wall:.0f} by the clock")
-    [model] = list_exports(folder, RUN)
-    return model
+    return find_export(folder, RUN)
 
 
 def play_run(seed: int, model: Path, folder: Path) -> SweRun:

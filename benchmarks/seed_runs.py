@@ -52,9 +52,10 @@ def learn_demonstrations(
         sft: The YAML of `ajet sft`, in the tutorial's folder.
         program: Program in the same folder that prints the demonstrations, with its arguments; empty if there is none.
         model: Folder of the model that the tutorial's `make_model.py` makes; empty if there is none.
-        run: Run to export, which shows that the model has learned; empty if none is exported.
+        run: Run to export; empty if none is exported.
     """
-    if run and list_exports(folder, run):
+    finished = folder / "learned_demonstrations"
+    if finished.exists():
         return None
     if program:
         with (folder / "demonstrations.jsonl").open("w") as rows:
@@ -64,12 +65,14 @@ def learn_demonstrations(
     seconds = [run_ajet("sft", "--conf", str(sft), "trainer_common.threads=1", cwd=folder, paths=paths)]
     if run:
         seconds.append(run_ajet("export", run, cwd=folder, paths=paths))
+    finished.touch()
     return Seconds(*(round(sum(values), 1) for values in zip(*seconds, strict=True)))
 
 
-def list_exports(folder: Path, run: str) -> list[Path]:
-    """Return the models that a run in `folder` exported."""
-    return list((folder / "launcher_record" / run / "exports").glob("*"))
+def find_export(folder: Path, run: str) -> Path:
+    """Return the only model that a run in `folder` exported."""
+    [model] = (folder / "launcher_record" / run / "exports").iterdir()
+    return model
 
 
 def format_markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from seed_runs import (
     Rows,
     add_row,
+    find_export,
     format_markdown,
     learn_demonstrations,
-    list_exports,
     make_parser,
     plot_range,
     read_rows,
@@ -125,18 +125,14 @@ def prepare(name: str, folder: Path, out: Path) -> list[str]:
     """Do what comes before the last command, once. Return the last command's overrides."""
     tutorial = TUTORIALS[name]
     folder.mkdir(parents=True, exist_ok=True)
-    if tutorial.sft and not (folder / "prepared").exists():
+    if tutorial.sft:
         sft = (ROOT / "tutorial" / tutorial.yaml).with_name(tutorial.sft)
         program = [tutorial.demonstrations] if tutorial.demonstrations else []
         if seconds := learn_demonstrations(
             sft, folder, PATHS, program=program, model=tutorial.model, run=tutorial.exports
         ):
             add_row(out, TutorialRun(name, "sft", today(), machine(), *seconds))
-        (folder / "prepared").touch()
-    if not tutorial.exports:
-        return []
-    [model] = list_exports(folder, tutorial.exports)
-    return [f"model.path={model}"]
+    return [f"model.path={find_export(folder, tutorial.exports)}"] if tutorial.exports else []
 
 
 def play_run(name: str, seed: int, folder: Path, overrides: Sequence[str]) -> TutorialRun:
