@@ -14,7 +14,7 @@ from ajet.schema.errors import MissingExtraError, TaskError
 from ajet.schema.text_files import read_text
 from ajet.task_reader.contract import find_path, require_place
 from ajet.task_reader.jsonl import line_rows
-from ajet.task_reader.plain_values import BadRowError, decode_json, to_plain
+from ajet.task_reader.plain_values import BadRowError, build_kind_error, decode_json, to_plain
 
 FORMATS = (".jsonl", ".json", ".parquet")
 SPLITS = ("train", "test", "dev", "validation", "valid", "val")
@@ -130,10 +130,7 @@ def read_array(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]
     is_array = isinstance(value, list)
     for number, row in enumerate(value if is_array else [value]):
         location = f"{file}, row {number}" if is_array else str(file)
-        yield (
-            location,
-            row if isinstance(row, dict) else BadRowError(f"the row is a JSON {type(row).__name__}, not an object"),
-        )
+        yield location, row if isinstance(row, dict) else build_kind_error(row)
 
 
 def _read_parquet(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]:

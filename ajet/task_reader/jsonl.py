@@ -18,7 +18,7 @@ from ajet.schema.task import Task
 from ajet.schema.text_files import format_convert_command, guess_encoding
 from ajet.task_reader.contract import TaskSplit, explain_read_errors, find_file
 from ajet.task_reader.csv_format import require_no_spreadsheet
-from ajet.task_reader.plain_values import read_json
+from ajet.task_reader.plain_values import build_kind_error, read_json
 from ajet.task_reader.rows import BadRowError, ColumnNames, task_of
 
 if TYPE_CHECKING:
@@ -207,5 +207,5 @@ def _parse_row(line: bytes) -> dict[str, Any]:
         raise BadRowError("it looks like one JSON array, not JSON Lines")
     row = read_json(text)
     if not isinstance(row, dict):
-        raise BadRowError(f"the row is a JSON {type(row).__name__}, not an object")
+        raise build_kind_error(row)
     return row

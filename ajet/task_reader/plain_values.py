@@ -34,6 +34,11 @@ class BadRowError(AjetError, ValueError):
         self.do = do
 
 
+def build_kind_error(row: object) -> BadRowError:
+    """Return the error of a row that is a JSON value, but not an object."""
+    return BadRowError(f"the row is a JSON {type(row).__name__}, not an object")
+
+
 def read_json(text: str) -> Any:
     """Return the value of a JSON text from a user. Raises BadRowError for a lone surrogate, which UTF-8 cannot hold."""
     value = decode_json(text)
@@ -60,7 +65,7 @@ def decode_json(text: str) -> Any:
         long_number = re.search(rf"\d{{{limit + 1}}}", text)
         line = text.count("\n", 0, long_number.start()) + 1 if long_number is not None else None
         raise BadRowError(
-            f"the row contains an integer of more than {limit:,} digits; write the number as a string", line
+            f"the JSON contains an integer of more than {limit:,} digits; write the number as a string", line
         ) from None
 
 
