@@ -18,7 +18,7 @@ _shown: LogSink | None = None
 def show_logs(level: str = "INFO") -> None:
     """Print log lines from `level` on in a short form. An earlier call's level no longer holds.
 
-    A run adds its log file, which has lines of all levels, afterwards.
+    Log files of runs stay as they are, with lines of all levels.
     """
     from loguru import logger
 
